@@ -183,7 +183,8 @@ class Limits:
 class Job:
     """One run of a harness. Paths are as the agent sees them, for example inside its container.
 
-    With `resume` the harness continues the conversation in HOME; a harness that cannot raises `TaskInvalid`.
+    With `resume` the harness continues the conversation in HOME with `instruction` as the next message; a harness that
+    cannot raises `TaskInvalid`.
     """
 
     endpoint: Endpoint
@@ -304,6 +305,16 @@ class Interactive(Protocol):
 
     def converse(self, job: Job) -> Command:
         """The launch for a person at the terminal: no prompt is given. Has no side effects."""
+        ...
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """A harness that can go on in the middle of its work by its own files in HOME."""
+
+    def go_on(self, job: Job) -> Launch:
+        """The launch that goes on with no new message where HOME's conversation stopped; where none has begun, it
+        begins. Has no side effects."""
         ...
 
 

@@ -113,8 +113,11 @@ class AdminClient(AsyncHttpClient):
         """
         return _attempt_status(await self.ask(AdminPlane.finish_rollout, rollout_id, end))
 
+    async def rollout(self, rollout_id: str) -> Rollout:
+        return (await self.ask(ReadPlane.rollout, rollout_id)).rollout
+
     async def attempt_status(self, rollout_id: str) -> AttemptStatus:
-        return _attempt_status((await self.ask(ReadPlane.rollout, rollout_id)).rollout)
+        return _attempt_status(await self.rollout(rollout_id))
 
     async def reward(self, reward: admin.NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""

@@ -46,6 +46,7 @@ UNAPPLIED: Mapping[str, tuple[str, str]] = {
         "effort_not_applied",
         "asked for an effort that the model's prompt does not have: its nearest, or none",
     ),
+    "thinking_budget": ("thinking_budget_not_kept", "named a budget of thinking that the engine does not keep to"),
     "history_thinking": ("thinking_not_kept", "asked to keep or to drop earlier thinking, and the policy decides that"),
     "task_budget": ("task_budget_not_shown", "gave the model a token budget for its task, which it is not shown"),
     "context_management": (

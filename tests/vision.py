@@ -25,12 +25,23 @@ PROCESSORS: Mapping[str, dict[str, Any]] = {
     "qwen2_5_vl": {"patch_size": 14, "min_pixels": 56 * 56, "max_pixels": 140 * 140},
     "qwen3_vl": {"patch_size": 16, "size": {"shortest_edge": 64 * 64, "longest_edge": 160 * 160}},
 }
-"""The image processors of the families, with limits that keep prompts short."""
+"""The image processors of the families with Qwen2-VL's rule, with limits that keep prompts short."""
+
+TILES = {"size": {"height": 56, "width": 56}, "min_patches": 1, "max_patches": 4}
+FAMILIES = (*PROCESSORS, "internvl")
+TILE_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
+TILED_TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}\
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
+{% if part.type == 'image' %}{{ '<IMG_CONTEXT>\\n' }}{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\
+{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""As InternVL3's own folders in transformers' format write it."""
 
 
 def vision_folder(family: str, folder: Path) -> Path:
     """A model's folder without weights. `family` is also the name of a chat template of trl's."""
     folder.mkdir(parents=True, exist_ok=True)
+    if family == "internvl":
+        return _tiled_folder(folder)
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in VISION_TOKENS])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -40,6 +51,38 @@ def vision_folder(family: str, folder: Path) -> Path:
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2, **NORM, **PROCESSORS[family]}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
+
+
+def _tiled_folder(folder: Path) -> Path:
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TILE_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    names = ("start_image_token", "end_image_token", "context_image_token", "video_token")
+    config |= {"chat_template": TILED_TEMPLATE, **dict(zip(names, TILE_TOKENS, strict=True))}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    processor = {
+        "image_processor_type": "GotOcr2ImageProcessor", "processor_class": "InternVLProcessor",
+        "crop_to_patches": False, **NORM, **TILES,
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    settings = {"processor_class": "InternVLProcessor", "image_seq_length": 4}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def _tiled_model(folder: Path, text: dict[str, Any], token: int) -> Any:
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+    seen = {
+        "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 2,
+        "image_size": [56, 56], "patch_size": [14, 14],
+    }  # fmt: skip
+    text = {**text, "model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+    config = InternVLConfig(
+        text_config=text, vision_config=seen, image_token_id=token, image_seq_length=4, tie_word_embeddings=False
+    )
+    return InternVLForConditionalGeneration(config)
 
 
 def vision_model(family: str, folder: Path, head: int = 8) -> Path:
@@ -68,7 +111,9 @@ def vision_model(family: str, folder: Path, head: int = 8) -> Path:
         "hidden_size": 2 * head, "out_hidden_size": 4 * head, "num_heads": 2, "intermediate_size": 24,
     }  # fmt: skip
     model: Any
-    if family == "qwen2_5_vl":
+    if family == "internvl":
+        model = _tiled_model(folder, text, rule.token)
+    elif family == "qwen2_5_vl":
         seen |= {"depth": 2, "fullatt_block_indexes": [1], "window_size": 56}
         model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=seen, **ids))
     else:

@@ -12,7 +12,7 @@ the candidates that the policy records (`top_logprobs`); without them, -log p of
 import asyncio
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from home import Home, Outcome, Session, run
@@ -79,14 +79,20 @@ async def places(home: Home, rollout: str, call: str) -> list[Place]:
     ]
 
 
-async def main(home: Home, n: int = 2) -> dict[str, object]:
-    group = await home.client.open_group(Task("moons", QUESTION), policy="tiny", n=n)
+async def riddle(session: Session) -> float:
+    return float((await session.ask(QUESTION)).endswith("two."))
+
+
+async def main(
+    home: Home,
+    n: int = 2,
+    task: Task = Task("moons", QUESTION),  # noqa: B008 - frozen
+    answer: Callable[[Session], Awaitable[float]] = riddle,
+) -> dict[str, object]:
+    group = await home.client.open_group(task, policy="tiny", n=n)
     paid: list[tuple[Outcome, str]] = []
     known: list[Place] = []
     everyone = asyncio.Barrier(n)
-
-    async def answer(session: Session) -> float:
-        return float((await session.ask(QUESTION)).endswith("two."))
 
     async def first(session: Session, rollout: str) -> float:
         reward = await answer(session)

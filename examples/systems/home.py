@@ -9,7 +9,7 @@ import os
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ class Session:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     async def ask(self, messages: Sequence[Mapping[str, Any]] | str, role: str = "", tools: Sequence[Any] = ()) -> str:
-        """What the model (or that of a role) replies: its text, or the JSON of its first tool call."""
+        """What the model (or that of a role) replies: its text, or the JSON of its first tool call. What it was asked
+        and replied is in `history`."""
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         body = {"model": role or self.endpoint.model, "messages": said, **({"tools": list(tools)} if tools else {})}
         headers = {"Authorization": f"Bearer {self.endpoint.key}"}
@@ -49,7 +50,9 @@ class Session:
         message = answer["choices"][0]["message"]
         self.history = [*said, message]
         if calls := message.get("tool_calls"):
-            return json.dumps({"tool": calls[0]["function"]["name"], **json.loads(calls[0]["function"]["arguments"])})
+            with suppress(ValueError, TypeError):  # a model may write no JSON there
+                function = calls[0]["function"]
+                return json.dumps({"tool": function["name"], **json.loads(function["arguments"])})
         return message.get("content") or ""
 
     async def say(self, text: str) -> str:
@@ -122,10 +125,10 @@ class Home:
         async with AsyncTrainerClient(os.environ.get("ROLLTAP_TRAINER_URL", TRAINER), key, "example") as trainer:
             return (await trainer.score(policy, [ScoredIds(tuple(ids), start)])).sequences[0].logprobs
 
-    async def export(self, out: Path, form: str, where: str) -> Path:
-        """`rolltap export` of the record that the settings here name, as JSON lines."""
+    async def export(self, out: Path, form: str, where: str, reader: str = "") -> Path:
+        """`rolltap export` of the record that the settings here name, as JSON lines, as `reader` reads tool calls."""
         command = [sys.executable, "-m", "rolltap", "export", str(out), "--format", form]
-        command += ["--where", where, "--container", "jsonl"]
+        command += ["--where", where, "--container", "jsonl", *(["--for", reader] if reader else [])]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         printed, _ = await process.communicate()
         if process.returncode:

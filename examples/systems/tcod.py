@@ -23,33 +23,49 @@ def reply(prompt):
     return MOVES[made] if made or "expert" in prompt.text else "wait"
 
 
-def told(moves: Sequence[str]) -> list[dict[str, str]]:
-    """The game so far, as its player sees it."""
-    said = [{"role": "user", "content": "It is dark. Your move?"}]
-    for move in moves:
-        said += [{"role": "assistant", "content": move}, {"role": "user", "content": f"Done: {move}. Your move?"}]
-    return said
+class Lamp:
+    """The stand-in's game. Another has as many turns as its expert (`tiny.py`)."""
+
+    async def expert(self, home: Home) -> list[str]:
+        """The expert's moves."""
+        return await self.play(await home.session(), (), "You are an expert.")
+
+    async def student(self, session: Session, kept: Sequence[str]) -> float:
+        """What an attempt comes to that goes on from the moves `kept`."""
+        return float(await self.play(session, kept) == list(MOVES))
+
+    async def play(self, session: Session, before: Sequence[str], system: str = "") -> list[str]:
+        moves = list(before)
+        while len(moves) < len(MOVES):
+            said = [{"role": "system", "content": system}] if system else []
+            moves.append(await session.ask([*said, *self.told(moves)]))
+        return moves
+
+    def told(self, moves: Sequence[str]) -> list[dict[str, str]]:
+        """The game so far, as its player sees it."""
+        said = [{"role": "user", "content": "It is dark. Your move?"}]
+        for move in moves:
+            said += [
+                {"role": "assistant", "content": move},
+                {"role": "user", "content": f"Done: {move}. Your move?"},
+            ]
+        return said
 
 
-async def play(session: Session, before: Sequence[str] = (), system: str = "") -> list[str]:
-    """The moves of a whole game, of which some were made `before`."""
-    moves = list(before)
-    while len(moves) < len(MOVES):
-        moves.append(await session.ask([*([{"role": "system", "content": system}] if system else []), *told(moves)]))
-    return moves
-
-
-async def main(home: Home, steps: Sequence[int] = (0, EVERY, 2 * EVERY, 3 * EVERY)) -> list[dict[str, object]]:
-    expert = await play(await home.session(), system="You are an expert.")
+async def main(
+    home: Home, steps: Sequence[int] = (0, EVERY, 2 * EVERY, 3 * EVERY), game: Lamp | None = None, n: int = 2
+) -> list[dict[str, object]]:
+    game = game or Lamp()
+    expert = await game.expert(home)
     rounds = []
     for step in steps:
-        kept = max(0, len(expert) - 1 - step // EVERY)
+        kept = expert[: max(0, len(expert) - 1 - step // EVERY)]
 
-        async def student(session: Session, kept: int = kept) -> float:
-            return float(await play(session, expert[:kept]) == list(MOVES))
+        async def student(session: Session, kept: Sequence[str] = kept) -> float:
+            return await game.student(session, kept)
 
-        outcomes = await home.group(Task(f"lamp-{step}", "Light the lamp."), student, n=2)
-        rounds.append({"kept": kept, "rewards": [outcome.reward for outcome in outcomes]})
+        outcomes = await home.group(Task(f"lamp-{step}", "Light the lamp."), student, n=n)
+        rounds.append({"kept": len(kept), "rewards": [outcome.reward for outcome in outcomes]})
     return rounds
 
 

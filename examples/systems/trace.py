@@ -69,7 +69,7 @@ class Predictor:
 
 @dataclass
 class Beginning:
-    """An attempt that has had its first turn, and the outcomes of those that went on from there."""
+    """An attempt that has had its first turn, what its tool had found, and the outcomes of those that went on."""
 
     task: Task
     rollout: str
@@ -79,9 +79,25 @@ class Beginning:
     outcomes: list[float] = field(default_factory=list)
 
 
+class Riddles:
+    """The stand-in's game. Another has the same two turns (`tiny.py`)."""
+
+    tasks = TASKS
+
+    async def begin(self, session: Session, task: Task, at: int) -> str:
+        """The first turn of a group's attempt `at`, and what its tool found."""
+        await session.ask(task.instruction)
+        return "nothing" if at else "a clue"
+
+    async def end(self, session: Session, one: Beginning) -> float:
+        """What a beginning came to, 0 or 1."""
+        return float(await session.say(f"Found: {one.found}.") == "right")
+
+
 @dataclass
 class Rounds:
     home: Home
+    game: Riddles
     predictor: Predictor = field(default_factory=Predictor)
     earlier: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     forked: list[str] = field(default_factory=list)
@@ -99,9 +115,9 @@ class Rounds:
         everyone = asyncio.Barrier(len(tasks) * ATTEMPTS)
         groups = [await self.home.client.open_group(task, policy="tiny", n=ATTEMPTS, tags=task.tags) for task in tasks]
 
-        async def attempt(task: Task, rollout: str, found: str) -> None:
+        async def attempt(task: Task, rollout: str, at: int) -> None:
             async def plays(session: Session) -> float:
-                await session.ask(task.instruction)
+                found = await self.game.begin(session, task, at)
                 begun.append(mine := Beginning(task, rollout, session.calls[0], session.history, found))
                 chosen = self.spread(begun) if await everyone.wait() == 0 else ()
                 forks = [(one, await self.fork(one)) for one in chosen]
@@ -113,7 +129,7 @@ class Rounds:
 
         await asyncio.gather(
             *(
-                attempt(task, rollout, "a clue" if at == 0 else "nothing")
+                attempt(task, rollout, at)
                 for task, group in zip(tasks, groups, strict=True)
                 for at, rollout in enumerate(group.rollout_ids)
             )
@@ -140,13 +156,13 @@ class Rounds:
 
     async def again(self, one: Beginning, rollout: str) -> None:
         async def plays(session: Session) -> float:
-            session.history = one.history
+            session.history = list(one.history)
             return await self.ends(one, session)
 
         await self.home.attempt(rollout, plays)
 
     async def ends(self, one: Beginning, session: Session) -> float:
-        one.outcomes.append(float(await session.say(f"Found: {one.found}.") == "right"))
+        one.outcomes.append(await self.game.end(session, one))
         return one.outcomes[-1]
 
     def learn(self, begun: Sequence[Beginning]) -> None:
@@ -161,18 +177,19 @@ class Rounds:
         self.predictor.learn(outcomes)
 
 
-async def main(home: Home) -> dict[str, object]:
-    rounds, played, groups = Rounds(home), [], []
-    await rounds.play(TASKS)  # the predictor's first data
+async def main(home: Home, game: Riddles | None = None) -> dict[str, object]:
+    rounds, played, groups = Rounds(home, game or Riddles()), [], []
+    every = rounds.game.tasks
+    await rounds.play(every)  # the predictor's first data
     forked = len(rounds.forked)
     for _ in range(ROUNDS):
-        tasks = sorted(TASKS, key=lambda task: -rounds.predictor.uncertainty(rounds.features(task)))[:ROOTS]
+        tasks = sorted(every, key=lambda task: -rounds.predictor.uncertainty(rounds.features(task)))[:ROOTS]
         played.append([task.id for task in tasks])
         groups += await rounds.play(tasks)
     return {
         "roots": played,
         "forks": rounds.forked[forked:],
-        "predicted": {tag: rounds.predictor(rounds.features(task)) for task in TASKS for tag in task.tags},
+        "predicted": {tag: rounds.predictor(rounds.features(task)) for task in every for tag in task.tags},
         "groups": groups,
     }
 

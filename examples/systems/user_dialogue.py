@@ -5,6 +5,7 @@ with `fork` goes on behind any stored call, with another wish from there on; the
 satisfied the user leaves as an `sft` export.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from home import Home, Session, run
@@ -21,36 +22,46 @@ def reply(prompt):
     return "Sorry, no." if "cake" in prompt.last else "Certainly."
 
 
-async def serve(home: Home, session: Session, wishes: list[str]) -> float:
-    """The share of wishes that were met."""
-    met = 0
-    for wish in wishes:
+class Restaurant:
+    """The stand-in's house. Another has other wishes, and meets them otherwise (`tiny.py`)."""
+
+    wishes: Sequence[str] = WISHES
+    another = "by the door"
+
+    async def meet(self, home: Home, session: Session, wish: str) -> float:
+        """1 if a guest's wish was met."""
         user = await home.session(role="user")
         words = await user.ask(f"You are a guest in a restaurant. Next wish: {wish}.")
-        met += (await session.say(words)) == "Certainly."
-    return met / len(wishes)
+        return float((await session.say(words)) == "Certainly.")
 
 
-def text_of(message: dict) -> str:
-    return "".join(part["text"] for part in message["parts"] if part["kind"] == "text")
+async def main(
+    home: Home, out: Path = Path("out-user-dialogue"), house: Restaurant | None = None, n: int = 1
+) -> dict[str, object]:
+    house = house or Restaurant()
+    states: dict[str, list[dict]] = {}
 
+    async def serve(session: Session, wishes: Sequence[str]) -> float:
+        """The share of wishes that were met. The dialogue behind each call is kept."""
+        met = 0.0
+        for wish in wishes:
+            met += await house.meet(home, session, wish)
+            states[session.calls[-1]] = list(session.history)
+        return met / len(wishes)
 
-async def main(home: Home, out: Path = Path("out-user-dialogue")) -> dict[str, object]:
     async def first(session: Session) -> float:
-        return await serve(home, session, WISHES)
+        return await serve(session, house.wishes)
 
-    (one,) = await home.group(Task("evening", "Serve the guest."), first, n=1)
+    (one, *_) = await home.group(Task("evening", "Serve the guest."), first, n=n)
     calls = (await home.client.get(f"/read/sessions/{one.session}"))["calls"]
-    stored = await home.client.get(f"/read/calls/{calls[1]['id']}")
 
     async def again(session: Session) -> float:
-        said = [*stored["messages"], stored["reply"]]
-        session.history = [{"role": one["role"], "content": text_of(one)} for one in said]
-        return await serve(home, session, ["by the door"])
+        session.history = list(states[calls[1]["id"]])
+        return await serve(session, [house.another])
 
     spec = {"fork": {"rollout": one.rollout, "call": calls[1]["id"]}}
-    (other,) = await home.group(Task("evening", "Serve the guest.", spec), again, n=1)
-    await home.export(out, "sft", "policy=tiny and reward>=1")
+    (other, *_) = await home.group(Task("evening", "Serve the guest.", spec), again, n=n)
+    await home.export(out, "sft", "policy=tiny and reward>=1", reader="trl")
     return {"first": one.reward, "again": other.reward, "goes on": other.rollout}
 
 

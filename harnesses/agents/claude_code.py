@@ -50,6 +50,7 @@ class ClaudeCode:
         "It puts system messages in mid-list, and moves its cache breakpoint, which turns block lists into strings.",
         "Invalid tool arguments come back as {'__unparsedToolInput': ...}: a history_edited break.",
         "A dropped stream leaves the partial answer and a request to go on in its history.",
+        "Resumed in the middle of its work, it adds an assistant message, and lacks results that it had not noted yet.",
         "A 401 is retried as if it were a 500; a 400 is tried six times with changed bodies.",
         "Subagents' calls carry x-claude-code-agent-id and may arrive while their parent still streams.",
     )

@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
-from rolltap.harnesses.base import Command, Ending, Job, Launch, Package, PythonCall, choice
+from rolltap.harnesses.agents.resumed_mini import ResumedMini
+from rolltap.harnesses.base import Command, Ending, Job, Package, PythonCall, choice
 
 PACKAGE = Package("pip", "mini-swe-agent", "2.4.6", executable="mini", also=("litellm==1.106.2", "mcp>=1"))
 QUIRKS = (
@@ -53,6 +55,18 @@ MODELS = {
     "litellm_textbased": ("minisweagent.models.litellm_textbased_model", "LitellmTextbasedModel"),
 }
 
+TRAJECTORY = ".config/mini-swe-agent/last_mini_run.traj.json"
+"""Below HOME. The release writes it after each step."""
+
+RESUMED_AGENT = """
+
+from minisweagent.agents.interactive import InteractiveAgent
+
+
+class ResumedAgent(ResumedMini, InteractiveAgent):
+    message = {message!r}
+"""
+
 CALL_TIMEOUT_S = 600.0
 ATTEMPTS = 3
 """Tries of one model call. Few are enough, as the proxy itself retries its engine."""
@@ -64,7 +78,23 @@ class MiniSweAgent:
     dialect = "openai_chat"
     quirks = QUIRKS
 
-    def launch(self, job: Job) -> Launch:
+    def launch(self, job: Job) -> Command:
+        return self._resumed(job, job.instruction) if job.resume else self._launch(job)
+
+    def go_on(self, job: Job) -> Command:
+        return self._resumed(job, "")
+
+    def _resumed(self, job: Job, message: str) -> Command:
+        launch = self._launch(job)
+        module = files("rolltap.harnesses.agents").joinpath("resumed_mini.py").read_text(encoding="utf-8")
+        return replace(
+            launch,
+            argv=(*launch.argv, "--agent-class", "rolltap_mini.ResumedAgent", "-o", str(job.home / TRAJECTORY)),
+            env={**launch.env, "PYTHONPATH": str(job.home / ".rolltap")},
+            files={".rolltap/rolltap_mini.py": f"{module}{RESUMED_AGENT.format(message=message)}"},
+        )
+
+    def _launch(self, job: Job) -> Command:
         argv = ["mini", "-m", f"openai/{job.endpoint.model}", "-y", "--exit-immediately", "-t", job.instruction]
         if job.limits.turns:
             argv += ["-c", "mini.yaml", "-c", f"agent.step_limit={job.limits.turns}"]
@@ -80,9 +110,7 @@ class MiniSweAgent:
 
     def converse(self, job: Job) -> Command:
         """It asks for the task, and before each command."""
-        launch = self.launch(job)
-        assert isinstance(launch, Command)
-        return replace(launch, argv=("mini", "-m", f"openai/{job.endpoint.model}"), terminal=True)
+        return replace(self._launch(job), argv=("mini", "-m", f"openai/{job.endpoint.model}"), terminal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +131,18 @@ class MiniSweAgentInProcess:
     def __post_init__(self) -> None:
         choice("dialect of mini-swe-agent-inprocess", self.dialect, {"openai_chat": None})
 
-    def launch(self, job: Job) -> Launch:
-        return PythonCall(partial(_run, job, self.config))
+    def launch(self, job: Job) -> PythonCall:
+        return PythonCall(partial(_run, job, self.config, job.instruction if job.resume else None))
+
+    def go_on(self, job: Job) -> PythonCall:
+        return PythonCall(partial(_run, job, self.config, ""))
 
 
-def _run(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threading.Event) -> tuple[Ending, str]:
-    agent = _make_agent(job, config, stop)
+def _run(
+    job: Job, config: Mapping[str, Mapping[str, Any]], message: str | None, stop: threading.Event
+) -> tuple[Ending, str]:
+    """`message`: the next one of a resumed run, "" for none; None begins anew."""
+    agent = _make_agent(job, config, message, stop)
     try:
         result = agent.run(job.instruction)
     except Exception as error:  # noqa: BLE001  foreign code: any exception is an ending of the run
@@ -117,7 +151,7 @@ def _run(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threading.Even
     return ENDINGS.get(status, Ending.CRASHED), status
 
 
-def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threading.Event) -> Any:
+def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], message: str | None, stop: threading.Event) -> Any:
     quiet_environment()
     try:
         import litellm
@@ -157,11 +191,15 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
     agent_options = {
         **AGENT_DEFAULTS,
         "wall_time_limit_seconds": int(job.limits.agent_s),
+        "output_path": job.home / TRAJECTORY,
         **config.get("agent", {}),
     }
     if job.limits.turns:
         agent_options["step_limit"] = job.limits.turns
-    return DefaultAgent(model, environment, **agent_options)
+    if message is None:
+        return DefaultAgent(model, environment, **agent_options)
+    resumed = type("ResumedAgent", (ResumedMini, DefaultAgent), {"message": message})
+    return resumed(model, environment, **agent_options)
 
 
 def quiet_environment() -> None:

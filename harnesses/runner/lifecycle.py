@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rolltap.contract.rules import NO_RULES, SessionRules
-from rolltap.errors import EvaluatorFailed, LedgerError, RolltapError, SetupTimedOut, Unreadable
+from rolltap.errors import (
+    EvaluatorFailed,
+    LedgerError,
+    RolltapError,
+    RuntimeFailed,
+    SetupTimedOut,
+    TaskInvalid,
+    Unreadable,
+)
 from rolltap.harnesses.base import (
+    Command,
     Ending,
+    Endpoint,
     Evaluator,
     Evidence,
     Exit,
+    GoesOn,
     Harness,
     Job,
+    Launch,
     Limits,
     Runtime,
     Score,
@@ -42,10 +55,13 @@ from rolltap.harnesses.runner.attempts import (
     reason_of,
     unanswered,
 )
+from rolltap.harnesses.runner.call_watch import CallWatch
+from rolltap.harnesses.runner.snapshots import Snapshot, SnapshotStore, snapshot_in
 from rolltap.harnesses.runner.tampering import WorkspaceSnapshot, acts_since, take_snapshot
-from rolltap.harnesses.threads import contained, named
+from rolltap.harnesses.threads import contained, in_thread, named
+from rolltap.reading.operations import ReadPlane
 from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
-from rolltap.types import RolloutStatus, Task
+from rolltap.types import RolloutParent, RolloutStatus, Task
 
 log = logging.getLogger("rolltap.runner")
 
@@ -55,7 +71,8 @@ ENDING_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The task, harness, runtime and evaluator of rollouts."""
+    """The task, harness, runtime and evaluator of rollouts. With `snapshots`, they keep their files there, and forks
+    begin with them."""
 
     task: Task
     source: Source
@@ -64,6 +81,7 @@ class Assignment:
     evaluator: Evaluator
     limits: Limits = field(default_factory=Limits)
     rules: SessionRules = NO_RULES
+    snapshots: SnapshotStore | None = None
 
 
 @dataclass(slots=True)
@@ -87,8 +105,9 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 if assignment.evaluator.needs_clean_workspace:
                     workspaces.clean = asyncio.create_task(self._prepare_clean(assignment))
                 before = await _scan(assignment, workspace)
+                start = await self._start_of(state, workspace)
                 session = await self._open(state)
-                exit_ = await self._run_agent(assignment, session, workspace)
+                exit_ = await self._run_agent(state, session, workspace, start)
                 state.has_run = True
                 closed = await self.client.close_session(session.session_id)
                 is_unanswered = STATUSES[exit_.ending] is RolloutStatus.SUCCEEDED and not closed.answered
@@ -141,12 +160,69 @@ class RolloutRunner(AttemptRunner[Assignment]):
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
 
-    async def _run_agent(self, assignment: Assignment, session: OpenedSession, workspace: Workspace) -> Exit:
-        endpoint = workspace.endpoint(session.endpoint)
-        limits = replace(assignment.limits, turns=session.turns)
-        job = Job(endpoint, assignment.task.instruction, workspace.workdir, workspace.home, limits)
-        launch = contained(assignment.harness.launch, job)
-        return await workspace.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
+    async def _start_of(self, state: RolloutState[Assignment], workspace: Workspace) -> Callable[[Job], Launch]:
+        """How the harness is launched: afresh, or in a fork with the files of that moment, which are put in place.
+
+        A task's own fork has the task's instruction as the next message. Else the fork goes on where it was, if the
+        harness can do that; one that can't begins anew, and gets to the fork by the recorded replies.
+        """
+        assignment, harness = state.assignment, state.assignment.harness
+        if assignment.snapshots is None:
+            return harness.launch
+        parent = (await self.client.rollout(state.claim.rollout_id)).parent
+        if parent is None:
+            return harness.launch
+        is_prompted = "fork" in assignment.task.spec and parent.at is None
+        if not is_prompted and not isinstance(harness, GoesOn):
+            return harness.launch
+        snapshot = await self._snapshot_of(assignment.snapshots, parent)
+        if snapshot is None:
+            if is_prompted:
+                raise RuntimeFailed(f"there is no snapshot of the files behind call {parent.call_id} on this machine")
+            return harness.launch
+        if assignment.runtime.launches is Command and not snapshot.fits(workspace):
+            raise TaskInvalid(
+                f"the fork's origin ran in {snapshot.workdir}, and this runtime has another folder for each rollout; "
+                "use 'bubblewrap'",
+                param="runtime",
+            )
+        await snapshot.restore(workspace)
+        if is_prompted:
+            return lambda job: harness.launch(replace(job, resume=True))
+        assert isinstance(harness, GoesOn)
+        return harness.go_on
+
+    async def _snapshot_of(self, store: SnapshotStore, parent: RolloutParent) -> Snapshot | None:
+        folder = await in_thread(store.find, parent.rollout_id, parent.call_id)
+        if folder is None:
+            return None
+        next_calls = None
+        if parent.at is None:
+            calls = (await self.client.ask(ReadPlane.session, folder.name)).calls
+            next_calls = [call.id for call in calls if call.parent_id == parent.call_id]
+        return await in_thread(snapshot_in, folder, parent.call_id, next_calls)
+
+    async def _run_agent(
+        self,
+        state: RolloutState[Assignment],
+        session: OpenedSession,
+        workspace: Workspace,
+        start: Callable[[Job], Launch],
+    ) -> Exit:
+        assignment, limits = state.assignment, replace(state.assignment.limits, turns=session.turns)
+
+        async def run(reached: Endpoint) -> Exit:
+            endpoint = workspace.endpoint(reached)
+            job = Job(endpoint, assignment.task.instruction, workspace.workdir, workspace.home, limits)
+            return await workspace.run(contained(start, job), limits, limits.agent_s, reach=reached.base_url)
+
+        if assignment.snapshots is None:
+            return await run(session.endpoint)
+        snapshots = await assignment.snapshots.begin(state.claim.rollout_id, session.session_id, workspace)
+        async with CallWatch(session.endpoint, snapshots) as watch:
+            exit_ = await run(watch.endpoint)
+        await snapshots.end()
+        return exit_
 
     async def _judge(self, state: RolloutState[Assignment], workspaces: Workspaces, exit_: Exit) -> Verdict:
         """The verdict on the agent's work. Where its evaluation fails, the task's own files are evaluated.

@@ -27,6 +27,8 @@ from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.runner.lifecycle import Assignment
+from rolltap.harnesses.runner.snapshots import SnapshotStore
+from rolltap.harnesses.runtimes.containers import DockerRuntime
 from rolltap.harnesses.runtimes.registry import check_runtime, runtime_for
 from rolltap.harnesses.runtimes.sources import Empty, Files, Folder, GitCommit, located
 from rolltap.types import Task
@@ -61,7 +63,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     `harness`, `runtime` and `image` may come from the command line instead. `argv` is for the harness `command`.
     `rules` are those of each attempt's session. The task's rollouts continue the call `fork` of another rollout, which
-    the server reads.
+    the server reads. With `snapshots` they keep their files for forks, and begin with those of their origin.
     """
 
     evaluator: EvaluatorTable = EvaluatorTable()  # set by `parse_spec`: its class depends on its kind
@@ -77,6 +79,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     limits: LimitsSpec = LimitsSpec()
     rules: SessionRules = NO_RULES
     fork: Fork | None = None
+    snapshots: bool = False
 
     def check_source(self) -> None:
         """Raises `TaskInvalid` if the task names several sources, or a path that leaves its folder."""
@@ -132,6 +135,7 @@ class Defaults:
     argv: tuple[str, ...] = ()
     runtime: str = ""
     workspaces: Path | None = None
+    snapshots: Path | None = None
 
 
 def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
@@ -185,6 +189,9 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
     spec = parse_spec(task.spec)
     harness = _harness_of(task, spec, defaults)
     runtime = runtime_for(spec.runtime or defaults.runtime, launch_type(harness))
+    if spec.snapshots and issubclass(runtime, DockerRuntime):
+        raise TaskInvalid("docker's containers reach no listener of the runner, so no snapshots", param="snapshots")
+    store = SnapshotStore() if defaults.snapshots is None else SnapshotStore(defaults.snapshots)
     return Assignment(
         task=task,
         source=spec.source(defaults.base),
@@ -193,6 +200,7 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
         evaluator=spec.evaluator.build(client),
         limits=spec.limits.build(),
         rules=spec.rules,
+        snapshots=store if spec.snapshots else None,
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
+from rolltap.contract.request import CALL_HEADER
 from rolltap.crash import crash_point
 from rolltap.errors import BodyTooLarge, InvalidRequest, RequestError, UnsupportedEncoding
 from rolltap.protocols.base import WireReply
@@ -59,6 +60,7 @@ class HttpExchange:
         self._wanted = False  # its body is: the sender's key is known, or it is short
         self.received_bytes = 0  # of the body
         self.room: BodyReservation | None = None  # held until the body is parsed
+        self.call_id = ""  # of the call that the reply answers
         self.started = False
         self.gone = False
         self._parts: ReplyParts | None = reply_parts(scope)
@@ -177,6 +179,8 @@ class HttpExchange:
         """Sends the status and headers of a reply whose body follows in pieces."""
         self.started = True
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        if self.call_id:
+            raw.append((CALL_HEADER.encode(), self.call_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     def while_connected(self) -> WhileConnected:

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 
 from rolltap.errors import ConfigError
-from rolltap.images import ImageReader, ImageRule, lacks_pillow
+from rolltap.images import ImageReader, ImageRule, lacks_pillow, unknown_processor
 from rolltap.protocols.dialects import known_dialects
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.policies import Policies
@@ -117,7 +117,7 @@ def _images(folder: Path, renderer: TokenRenderer) -> PromptImages:
     """What prompts of the model in `folder` show of images."""
     rule = ImageRule.of(folder)
     if rule is None:
-        return NONE_SHOWN
+        return PromptImages(why=unknown_processor(folder))
     if why := lacks_pillow():
         return PromptImages(why=why)
     if not renderer.image_roles:

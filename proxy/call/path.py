@@ -365,6 +365,7 @@ class CallPath:
 
     async def _answer(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> None:
         """Sends the reply as it grows. Sends its end only after the call is durable."""
+        http.call_id = flight.calls[0].id
         reply = flight.policy.source.reply(flight, arrival, http)
         flight.readers += 1
         try:

@@ -24,7 +24,7 @@ import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
-from rolltap.images import PLACEHOLDER
+from rolltap.images import PLACEHOLDERS
 from rolltap.protocols.conversation import Message, Part, Reasoning, Text, Tool, ToolCall
 from rolltap.protocols.thinking import Efforts, find_efforts
 from rolltap.proxy.continuation.learned_format import RenderedTurn, learn_marked, learn_syntaxes
@@ -250,7 +250,8 @@ class TemplateRenderer:
 
     def _writes_image(self, role: str) -> bool:
         """Whether the template writes one placeholder for an image in a message of this role."""
-        if self.tokenizer.convert_tokens_to_ids(PLACEHOLDER) is None:
+        known = [token for token in PLACEHOLDERS if self.tokenizer.convert_tokens_to_ids(token) is not None]
+        if not known:
             return False
         call = {"id": "aaaaaaaaa", "type": "function", "function": {"name": "look", "arguments": {}}}
         history = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -265,7 +266,7 @@ class TemplateRenderer:
             )
         except self._template.error:
             return False
-        return text.count(PLACEHOLDER) == 1 and _WORD in text
+        return sum(map(text.count, known)) == 1 and _WORD in text
 
     def _writes_arguments(self, arguments: Any) -> bool:
         """Whether the template writes a call's `arguments`."""

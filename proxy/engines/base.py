@@ -29,11 +29,12 @@ PauseMode = Literal["keep", "drain", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SentImage:
-    """An image of a prompt, as a data URL: ids `[start, end)` stand for it."""
+    """An image of a prompt, as a data URL: ids `[start, end)` stand for it, and `token` where the template wrote it."""
 
     start: int
     end: int
     url: str
+    token: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -123,7 +123,7 @@ def _images(request: SampleRequest) -> dict[str, Any]:
     """The images, and the ids with one placeholder for each: the server expands them itself, and echoes the result."""
     ids, start = list[int](), 0
     for image in request.images:
-        ids += request.prompt_ids[start : image.start + 1]
+        ids += [*request.prompt_ids[start : image.start], image.token]
         start = image.end
     parts = [{"type": "image_url", "url": image.url} for image in request.images]
     return {"token_ids": [*ids, *request.prompt_ids[start:]], "content_parts": parts, "return_token_ids": True}
@@ -177,7 +177,7 @@ def _extra(request: SampleRequest) -> dict[str, Any]:
     if (grammar := extra.pop("grammar", None)) is not None:
         extra["structured_outputs"] = {"grammar": grammar}
     if more:
-        extra["structured_outputs"] |= more
+        extra["structured_outputs"] = extra.get("structured_outputs", {}) | more
     return extra
 
 

@@ -1,8 +1,14 @@
 """Images in prompts: how many tokens stand for one, by the rule of the model's own processor.
 
-A model folder's processor configuration has the rule: Qwen2-VL's, which Qwen2.5-VL, Qwen3-VL and Qwen3.5 share. An
-image is resized to whole patches between two numbers of pixels, and each square of `merge` by `merge` patches is one
-placeholder token. Pillow, an extra, reads the files; nothing here computes pixels for a model.
+A model folder's processor configuration has the rule. Each square of `merge` by `merge` patches is one placeholder
+token.
+
+* Qwen2-VL's, which Qwen2.5-VL, Qwen3-VL and Qwen3.5 share: an image is resized to whole patches between two numbers of
+  pixels.
+* InternVL's (transformers' own format): an image is cut into square tiles, as many as fit its proportions best, and of
+  several there is a small picture of the whole behind them.
+
+Pillow, an extra, reads the files; nothing here computes pixels for a model.
 """
 
 from __future__ import annotations
@@ -14,8 +20,10 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -27,11 +35,17 @@ from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
 from rolltap.types import PromptImage
 
-PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
-"""The image processors with Qwen2-VL's rule, as a folder names them."""
+RESIZING = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+TILING = ("GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil")
+"""The image processors with Qwen2-VL's and with InternVL's rule, as a folder names them."""
 
-PLACEHOLDER = "<|image_pad|>"
-"""The token that stands for an image, or for a part of one, in the families of these processors."""
+TILING_MODEL = "InternVLProcessor"
+"""The processor that uses such tiles, and writes ids around them; others of them write other ids."""
+
+RESIZED, TILED = "<|image_pad|>", "<IMG_CONTEXT>"
+PLACEHOLDERS = (RESIZED, TILED)
+"""The tokens that stand for an image, or for a part of one, in the families of these processors."""
+AROUND_TILES = ("<img>", "</img>")
 
 MOST_RATIO = 200
 """A longer side relative to the shorter one is refused, as by the processor."""
@@ -54,42 +68,63 @@ CACHED_IMAGES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRule:
-    """Which ids stand for an image. `token`: the placeholder. `least`, `most`: pixels of a resized image."""
+class ImageRule(ABC):
+    """Which ids stand for an image: `before`, the placeholder `token` for each `merge` by `merge` patches, `after`."""
 
     token: int
-    patch: int
     merge: int
-    least: int
-    most: int
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
-    @classmethod
-    def of(cls, folder: Path) -> ImageRule | None:
+    @staticmethod
+    def of(folder: Path) -> ImageRule | None:
         """The rule of a model's folder; None if it has no image processor that is known here.
 
         Raises `ConfigError` for a damaged file.
         """
         settings = _processor(folder)
-        if settings.get("image_processor_type") not in PROCESSORS:
-            return None
-        added = _read(folder / "tokenizer.json").get("added_tokens") or ()
-        token = next((token["id"] for token in added if token["content"] == PLACEHOLDER), None)
+        try:
+            if settings.get("image_processor_type") in RESIZING:
+                return ResizedRule.read(folder, settings)
+            is_tiled = settings.get("image_processor_type") in TILING and _processor_class(folder) == TILING_MODEL
+            return TiledRule.read(folder, settings) if is_tiled else None
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigError(f"{folder}: its image processor's settings can't be read: {error}") from error
+
+    @abstractmethod
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """The patches of an image of this size, as (frames or tiles, rows, columns). Raises `InvalidRequest` for one
+        that the processor refuses."""
+
+    def tokens(self, grid: tuple[int, int, int]) -> int:
+        """The number of placeholders of an image with this grid."""
+        frames, rows, columns = grid
+        return frames * rows * columns // self.merge**2
+
+
+@dataclass(frozen=True, slots=True)
+class ResizedRule(ImageRule):
+    """Qwen2-VL's rule. `least`, `most`: pixels of a resized image."""
+
+    patch: int = 14
+    least: int = 56 * 56
+    most: int = 28 * 28 * 1280
+
+    @classmethod
+    def read(cls, folder: Path, settings: Mapping[str, Any]) -> ResizedRule | None:
+        token = _added_tokens(folder).get(RESIZED)
         if token is None:
             return None
         size = settings.get("size") or {}
-        try:
-            return cls(
-                token,
-                int(settings.get("patch_size", 14)),
-                int(settings.get("merge_size", 2)),
-                int(settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56),
-                int(settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280),
-            )
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{folder}: its image processor's settings can't be read: {error}") from error
+        return cls(
+            token,
+            int(settings.get("merge_size", 2)),
+            patch=int(settings.get("patch_size", 14)),
+            least=int(settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56),
+            most=int(settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280),
+        )
 
     def grid(self, width: int, height: int) -> tuple[int, int, int]:
-        """The patches of an image of this size: (1, rows, columns). Raises `InvalidRequest` if it is too long."""
         if max(width, height) > MOST_RATIO * min(width, height):
             raise InvalidRequest(f"an image has {width} x {height} pixels: a side is over {MOST_RATIO} times the other")
         factor = self.patch * self.merge
@@ -103,10 +138,60 @@ class ImageRule:
             rows, columns = math.ceil(height * scale / factor), math.ceil(width * scale / factor)
         return 1, rows * self.merge, columns * self.merge
 
-    def tokens(self, grid: tuple[int, int, int]) -> int:
-        """The number of placeholders of an image with this grid."""
-        frames, rows, columns = grid
-        return frames * rows * columns // self.merge**2
+
+@dataclass(frozen=True, slots=True)
+class TiledRule(ImageRule):
+    """InternVL's rule. `side`: of a tile, in pixels; `rows`: its rows of patches; `fewest`, `most`: tiles."""
+
+    side: int = 448
+    rows: int = 32
+    fewest: int = 1
+    most: int = 12
+
+    @classmethod
+    def read(cls, folder: Path, settings: Mapping[str, Any]) -> TiledRule | None:
+        added, merge = _added_tokens(folder), 2
+        if not {TILED, *AROUND_TILES} <= added.keys():
+            return None
+        size, tokens = settings["size"], int(_processor_settings(folder).get("image_seq_length", 256))
+        if size["height"] != size["width"] or math.isqrt(tokens) ** 2 != tokens:
+            raise ValueError(f"tiles of {size} pixels with {tokens} tokens are no squares")
+        before, after = ((added[token],) for token in AROUND_TILES)
+        return cls(
+            added[TILED],
+            merge,
+            before,
+            after,
+            side=int(size["height"]),
+            rows=merge * math.isqrt(tokens),
+            fewest=int(settings.get("min_patches") or 1),
+            most=int(settings.get("max_patches") or 12),
+        )
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        columns, rows = self._layout(width, height)
+        tiles = columns * rows
+        return tiles + (tiles > 1), self.rows, self.rows
+
+    def _layout(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows of tiles: the proportions nearest to the image's; of equal ones the most tiles that are not
+        over twice the image's area."""
+        best, least = (1, 1), math.inf
+        for columns, rows in _layouts(self.fewest, self.most):
+            off = abs(width / height - columns / rows)
+            if off < least or (off == least and width * height > 0.5 * self.side**2 * columns * rows):
+                best, least = (columns, rows), off
+        return best
+
+
+@cache
+def _layouts(fewest: int, most: int) -> list[tuple[int, int]]:
+    """All columns and rows of so many tiles, the fewest first."""
+    sides = range(1, most + 1)
+    return sorted(
+        ((columns, rows) for columns in sides for rows in sides if fewest <= columns * rows <= most),
+        key=lambda layout: layout[0] * layout[1],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +240,9 @@ class ImageReader:
                 at = ids.index(token, start)
             except ValueError:
                 return None
-            whole += ids[start:at]
+            whole += [*ids[start:at], *self.rule.before]
             first = offset + len(whole)
-            whole += [token] * image.tokens
+            whole += [*[token] * image.tokens, *self.rule.after]
             placed.append(PromptImage(first, first + image.tokens, image.grid, image.digest))
             start = at + 1
         rest = ids[start:]
@@ -250,6 +335,12 @@ def pixels_of(data: bytes) -> Any:
     return image.convert("RGB")
 
 
+def unknown_processor(folder: Path) -> str:
+    """Why images of the model in `folder` can't be shown, if it has an image processor; empty if it has none."""
+    name = _processor_class(folder) or _processor(folder).get("image_processor_type")
+    return f"rolltap does not know how many tokens {name} puts for an image" if name else ""
+
+
 def lacks_pillow() -> str:
     """What to install before images can be read; empty if they can."""
     if find_spec("PIL") is not None:
@@ -257,13 +348,31 @@ def lacks_pillow() -> str:
     return f"images need Pillow: {install_line('images')}"
 
 
+SETTINGS = ("preprocessor_config.json", "processor_config.json")
+
+
 def _processor(folder: Path) -> dict[str, Any]:
     """The image processor's settings; empty if the folder has none."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
+    for name in SETTINGS:
         if (folder / name).is_file():
             settings = _read(folder / name)
             return settings.get("image_processor", settings)
     return {}
+
+
+def _processor_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the processor of text and images; empty if the folder has none."""
+    path = folder / SETTINGS[1]
+    return _read(path) if path.is_file() else {}
+
+
+def _processor_class(folder: Path) -> str:
+    names = (_read(folder / name).get("processor_class") for name in SETTINGS if (folder / name).is_file())
+    return next((name for name in names if name), "")
+
+
+def _added_tokens(folder: Path) -> dict[str, int]:
+    return {token["content"]: token["id"] for token in _read(folder / "tokenizer.json").get("added_tokens") or ()}
 
 
 def _read(path: Path) -> dict[str, Any]:

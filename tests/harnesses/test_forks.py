@@ -6,6 +6,7 @@ A fork's own calls are trained, those of its origin are not, and the harness's o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ from rolltap.engine.scripted import Prompt, ScriptedReply
 from rolltap.harnesses.agents.install import Installation
 from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Ending, Workspace
-from rolltap.harnesses.client import OpenedSession
+from rolltap.harnesses.client import ClaimedRollout, OpenedSession
+from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.logs.check import check_log
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
+from rolltap.harnesses.runner.snapshots import SnapshotStore
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
+from rolltap.harnesses.runtimes.sources import Files
+from rolltap.types import Task
 
-from .house import House, house
+from .house import FIRST_FILES, POLICY, House, house
 from .scenarios import PROMPT, SECOND_PROMPT, TOOLS, Tools
 
 NAMES = ("codex", "claude-code", "pi", "mini-swe-agent")
-RESUME = NAMES[:3]
+RESUME = NAMES
 VOLATILE = [r"Wall time: [0-9.]+ seconds", r"Chunk ID: [0-9a-f]+"]
 """What Codex says anew of the same tool's result."""
 
@@ -41,7 +48,7 @@ class ForkedModel:
             return ScriptedReply(say="Fine.")
         self._first = self._first or prompt.session
         if "PARTTWO" in prompt.text:
-            return ScriptedReply(say="Bye.")
+            return self._tools.end("Bye.")
         if "STEP1" not in prompt.text:
             return ScriptedReply(say="STEP1: I create it.", call=(self._tools.run("echo hi > out.txt"),))
         if "STEP2" not in prompt.text:
@@ -115,3 +122,57 @@ async def test_a_harness_resumes_from_its_own_files_in_a_fork(
         (row,) = await main_rows(home, fork)
         assert (row.intent.parent_id, row.intent.break_) == (last.intent.id, None)
         assert verdict.startswith("match"), verdict
+
+
+@dataclass
+class RolloutsOf:
+    """Rollouts of a release, with snapshots."""
+
+    home: House
+    name: str
+    installation: Installation
+    folder: Path
+
+    async def play(self, task: Task, rollout: str) -> tuple[str, list[Any]]:
+        """What out.txt and looked.txt held at the end, and the main calls of the rollout's session."""
+        left: list[str] = []
+
+        def look(folder: Path) -> float:
+            left.extend(path.read_text() for path in sorted(folder.glob("*.txt")) if path.name != "a.txt")
+            return 1.0
+
+        runtime = BubblewrapRuntime(self.home.workspaces, self.installation.bins, self.installation.needs)
+        harness, store = get_harness(self.name), SnapshotStore(self.folder)
+        work = Assignment(task, Files(FIRST_FILES), harness, runtime, PythonCheck(look), snapshots=store)
+        summary = await RolloutRunner(self.home.client).run(ClaimedRollout(rollout), work)
+        assert summary.status == "succeeded", summary
+        detail = await self.home.client.get(f"/read/sessions/{summary.session_id}")
+        assert detail["log_check"]["verdict"] == "match", detail["log_check"]
+        return "".join(left), [call for call in detail["calls"] if call["kind"] == "main"]
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_rollout_begins_with_the_files_of_its_fork(
+    name: str, release: Callable[[str], Installation], tmp_path: Path
+) -> None:
+    """Behind its last call, and behind the first, when it had only made its file; the record and the log agree.
+
+    Claude Code, resumed in the middle of its work, puts an assistant message of its own there.
+    """
+    async with house(ForkedModel(TOOLS[name]), tmp_path, history_thinking="keep") as home:  # type: ignore[arg-type]
+        rollouts = RolloutsOf(home, name, release(name), tmp_path / "snapshots")
+        task = Task("one", PROMPT)
+        (first,) = (await home.client.open_group(task, policy=POLICY, n=1)).rollout_ids
+        found, calls = await rollouts.play(task, first)
+        assert found.startswith("hi\n")
+        for call in (calls[-1], *(calls[:1] if name != "claude-code" else ())):
+            later = Task("two", SECOND_PROMPT, {"fork": {"rollout": first, "call": call["id"]}})
+            (forked,) = (await home.client.open_group(later, policy=POLICY, n=1)).rollout_ids
+            assert (await rollouts.play(later, forked))[0].startswith("hi\n")
+            session = (await home.client.rollout(forked)).session_id
+            own = (await home.client.get(f"/read/sessions/{session}"))["calls"]
+            main = [each for each in own if each["kind"] == "main"]
+            assert (main[0]["parent_id"], main[0]["break_"]) == (call["id"], None)
+            assert "PARTTWO" in str((await home.client.get(f"/read/calls/{main[0]['id']}"))["messages"][-1])

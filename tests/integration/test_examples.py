@@ -153,3 +153,31 @@ def as_its_readme_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str)
 def test_the_recipe_of_the_example_is_one() -> None:
     recipe = recipe_class(str(ROOT / "examples" / "own-recipe" / "bolder.py"))
     assert (recipe.__name__, recipe.settings) == ("Bolder", {"loss": {"clip_high": 0.28}})
+
+
+TINY = {"trace": 8, "appo": 4, "tcod": 3, "tree_grpo": 3, "user_dialogue": 2}
+"""The examples that the tiny model plays, and the least groups that they leave."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", TINY)
+def test_an_example_runs_on_the_tiny_model_and_is_trained(name: str) -> None:
+    """It takes more than 60 CPU seconds where the machine is busy: two servers and a trainer start, each with torch."""
+    command = [sys.executable, "tiny.py", name]
+    done = subprocess.run(command, cwd=ROOT / "examples" / "systems", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["groups"] >= TINY[name]
+    assert found["step"]["groups"] == found["groups"]
+    assert found["step"]["tokens"] > 0
+    played = found["played"]
+    if name == "appo":
+        assert all(len({place[1] for place in one["places"]}) == 2 for one in played), "scores of real entropies"
+    if name == "tree_grpo":
+        assert all(one["rollouts"] == 2 + 2 * 2 * 2 for one in played)
+        assert len({earned for one in played for tree in one["trees"] for earned in tree}) > 1
+    if name == "tcod":
+        assert [one["kept"] for one in played] == [2, 1, 0]
+    if name == "trace":
+        assert len(played["forks"]) == 8

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rolltap import wire
@@ -37,7 +38,7 @@ from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import BreakReason, Flaw, RolloutStatus, Task
 
 from ..harnesses.house import House, house_settings, opened, served
-from ..vision import PROCESSORS, data_url, picture, vision_folder
+from ..vision import FAMILIES, PROCESSORS, data_url, picture, vision_folder
 
 RED, BLUE = picture(150, 90), picture(150, 90, (10, 40, 250))
 WIDE = picture(300, 40, kind="JPEG")
@@ -47,17 +48,28 @@ ODD = ScriptedReply(say="A red square, I think.", split="odd")
 
 def expected(folder: Path, messages: Sequence[dict[str, Any]], files: Sequence[bytes]) -> list[int]:
     """The ids of transformers' tokenizer, template and image processor."""
-    options: Any = {"merge_size": 2, **PROCESSORS[folder.name]}
-    processor = Qwen2VLImageProcessorPil(**options)
+    write = written_tiles if folder.name == "internvl" else written_patches
+    placeholder = "<IMG_CONTEXT>" if folder.name == "internvl" else "<|image_pad|>"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     text: Any = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    pieces = text.split("<|image_pad|>")
+    pieces = text.split(placeholder)
     assert len(pieces) == len(files) + 1
     text = pieces[0]
     for image, piece in zip(files, pieces[1:], strict=True):
-        grid = processor(Image.open(io.BytesIO(image)).convert("RGB"))["image_grid_thw"][0]
-        text += "<|image_pad|>" * (int(np.prod(grid)) // 4) + piece
+        text += write(folder, Image.open(io.BytesIO(image)).convert("RGB")) + piece
     return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def written_patches(folder: Path, image: Image.Image) -> str:
+    options: Any = {"merge_size": 2, **PROCESSORS[folder.name]}
+    grid = Qwen2VLImageProcessorPil(**options)(image)["image_grid_thw"][0]
+    return "<|image_pad|>" * (int(np.prod(grid)) // 4)
+
+
+def written_tiles(folder: Path, image: Image.Image) -> str:
+    processor = GotOcr2ImageProcessorPil.from_pretrained(folder)
+    tiles = len(processor(image, crop_to_patches=True)["pixel_values"])
+    return f"<img>{'<IMG_CONTEXT>' * 4 * tiles}</img>"
 
 
 @asynccontextmanager
@@ -126,7 +138,7 @@ def gemini_body(image: bytes) -> tuple[str, Any]:
     return "/v1beta/models/tiny:generateContent", {"contents": [{"role": "user", "parts": [{"text": WORDS}, blob]}]}
 
 
-@pytest.mark.parametrize("family", PROCESSORS)
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_every_dialects_image_is_in_the_prompt_as_the_processor_would_write_it(tmp_path: Path, family: str):
     bodies = [write(RED) for write in (chat_body, responses_body, messages_body, gemini_body)]
     content = [{"type": "text", "text": WORDS}, {"type": "image"}]
@@ -147,7 +159,7 @@ async def test_every_dialects_image_is_in_the_prompt_as_the_processor_would_writ
         assert await log.images([part_hash(RED).hex(), "00" * 32]) == {part_hash(RED).hex(): RED}
 
 
-@pytest.mark.parametrize("family", PROCESSORS)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shown_at", [0, 1, 2])
 async def test_a_placeholder_that_the_model_samples_is_no_image(tmp_path: Path, family: str, shown_at: int):
     """The engine would want an image for it in every later call."""
@@ -240,6 +252,19 @@ async def test_an_image_between_other_words_is_another_request(tmp_path: Path):
         first, second = await client.rows()
         assert sorted(first.prompt_ids) == sorted(second.prompt_ids)
         assert second.prompt_ids.tolist() != first.prompt_ids.tolist()
+
+
+async def test_an_unknown_image_processor_is_named(tmp_path: Path):
+    model = vision_folder("internvl", tmp_path / "internvl")
+    for path in (model / "preprocessor_config.json", model / "processor_config.json"):
+        path.write_text(path.read_text().replace("InternVLProcessor", "Idefics3Processor"))
+    async with (
+        ScriptedEngine(say("Hi."), model) as engine,
+        opened(engine, tmp_path, tokenizer=model, family="") as home,
+    ):
+        client = await talker(home)
+        status, answer = await client.post(*chat_body(RED))
+        assert (status, "Idefics3Processor" in answer["error"]["message"]) == (400, True), answer
 
 
 async def test_what_the_model_cannot_be_shown_is_refused_or_a_line(tmp_path: Path):

@@ -73,7 +73,7 @@ def exporting_here(home: type[Any], store: str) -> type[Any]:
     """The examples' home, with the export run in this process: the command takes seconds to start."""
 
     class Here(home):
-        async def export(self, out: Path, form: str, where: str) -> Path:
+        async def export(self, out: Path, form: str, where: str, reader: str = "") -> Path:
             query = Query(where=parse_where([where]), container="jsonl")
             rules = partial(session_rules, train=())
             await run_export(ExportJob(store, out, exporter_named(form, {}), query, rules))
@@ -280,6 +280,23 @@ async def test_trace_gives_attempts_to_what_may_go_either_way(home: Any, example
     assert make_recipe("arpo", {}).credit(step).weights is not None
     kinds = [bool(rollout.root) for rollout in step.rollouts]
     assert (kinds.count(True), kinds.count(False)) == (example.FORKS * example.ROUNDS, 4 * example.ROUNDS)
+
+
+@of("tree_grpo")
+async def test_tree_grpo_grows_trees_whose_branches_are_paid_within_them(home: Any, example: Any) -> None:
+    """Two roots, and twice two branches of each tree; a branch samples the drawn turn anew."""
+    found = await example.main(home)
+    grown = example.TREES * example.BRANCHES * example.ROUNDS
+    assert (found["rollouts"], len(found["turns"])) == (example.TREES + grown, grown)
+    leased = (await home.trainers.lease(LeaseRequest("t", "tiny", 1))).groups
+    step = view(leased)
+    roots = {rollout.root or rollout.id for rollout in step.rollouts}
+    assert len(roots) == example.TREES
+    turns = sum(turn.rollout == number for number in range(len(step.rollouts)) for turn in step.turns)
+    assert turns == example.TREES * len(example.SUMS) + sum(len(example.SUMS) - turn for turn in found["turns"])
+    for name in ("tree_grpo", "branch_grpo"):
+        assert make_recipe(name, {}).credit(step).advantages
+    assert [len(tree) for tree in found["trees"]] == [1 + example.BRANCHES * example.ROUNDS] * example.TREES
 
 
 @of("unity_mas")

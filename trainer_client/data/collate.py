@@ -34,7 +34,7 @@ class Batch:
 
     `experts_NX` are the recorded experts (-1: not known); None if none are replayed. `places` are the places of each
     row's tokens in the pack. `update_rows` counts the rows of the update that the batch is part of. With `images`,
-    `position_ids_N` are [3, N].
+    `image_positions_3N` are Qwen2-VL's positions.
     """
 
     token_ids_N: Tensor
@@ -61,6 +61,7 @@ class Batch:
     places: tuple[Tensor, ...] = ()
     update_rows: int = 1
     images: tuple[PackedImage, ...] = ()
+    image_positions_3N: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -106,7 +107,7 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
     }
     return Batch(
         token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
-        position_ids_N=torch.from_numpy((pack.image_positions_3N if images else pack.position_ids_N).astype(np.int64)),
+        position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
         spans=pack.spans,
         sources_U=sources_U,
         states_M=states_M,
@@ -127,6 +128,7 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
         places=tuple(torch.from_numpy(place.astype(np.int64)) for place in pack.places),
         update_rows=update_rows,
         images=images,
+        image_positions_3N=torch.from_numpy(pack.image_positions_3N.astype(np.int64)) if images else None,
     )
 
 

@@ -26,7 +26,7 @@ from rolltap.trainer_client.data.collate import Batch
 from rolltap.trainer_client.data.readings import ValueHead
 from rolltap.trainer_client.model import architectures, attention
 from rolltap.trainer_client.model.routing import Choice, Mixture
-from rolltap.trainer_client.model.vision import inputs_with_images, load_processor, sees
+from rolltap.trainer_client.model.vision import has_places, inputs_with_images, load_processor, sees
 
 PIECE_BYTES = 256 << 20
 """Largest size of one piece of float32 logits, in bytes."""
@@ -84,11 +84,16 @@ class PolicyNetwork(nn.Module):
         with self.mixture.replaying(batch.experts_NX if replay else None):
             hidden_NE = self.model.get_decoder()(
                 **self._inputs(batch),
-                position_ids=batch.position_ids_N.unsqueeze(-2),
+                position_ids=self._positions(batch).unsqueeze(-2),
                 use_cache=False,
                 layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
             ).last_hidden_state[0]
         return hidden_NE[batch.sources_U]
+
+    def _positions(self, batch: Batch) -> Tensor:
+        """[N], or [3, N] where the family counts places in images (M-RoPE)."""
+        in_images = batch.image_positions_3N
+        return batch.position_ids_N if in_images is None or not has_places(self.model.config) else in_images
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         if not batch.images:

@@ -16,12 +16,19 @@ from rolltap.errors import AlignmentError, ConfigError
 from rolltap.images import pixels_of
 from rolltap.trainer_client.data.collate import Batch
 
-SEEING = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
-"""Families of models that are trained with images."""
+WITH_PLACES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+TILED = frozenset({"internvl"})
+"""Families of models that are trained with images: those whose positions count places in an image, and those that cut
+it into tiles."""
 
 
 def sees(config: Any) -> bool:
-    return config.model_type in SEEING
+    return config.model_type in WITH_PLACES | TILED
+
+
+def has_places(config: Any) -> bool:
+    """Whether its positions count frames, rows and columns of an image."""
+    return config.model_type in WITH_PLACES
 
 
 def load_processor(folder: Path) -> Any:
@@ -39,10 +46,16 @@ def inputs_with_images(model: Any, processor: Any, batch: Batch) -> dict[str, An
     the family has them (Qwen3-VL)."""
     device = batch.token_ids_N.device
     embeddings_1NE = model.get_input_embeddings()(batch.token_ids_N.unsqueeze(0))
-    pixels, grids = zip(*(_pixels(processor, image.file, image.grid) for image in batch.images), strict=True)
-    features = model.model.get_image_features(torch.cat(pixels).to(device), torch.cat(grids).to(device))
+    if has_places(model.config):
+        pixels, grids = zip(*(_pixels(processor, image.file, image.grid) for image in batch.images), strict=True)
+        features = model.model.get_image_features(torch.cat(pixels).to(device), torch.cat(grids).to(device))
+        seen = features.pooler_output
+    else:
+        tiles = torch.cat([_tiles(processor, image.file, image.grid) for image in batch.images])
+        features = model.model.get_image_features(tiles.to(device))
+        seen = list(features.pooler_output)
     places_V = torch.cat([torch.arange(image.start, image.start + image.tokens) for image in batch.images]).to(device)
-    seen_VE = torch.cat(features.pooler_output).to(embeddings_1NE.dtype)
+    seen_VE = torch.cat(seen).to(embeddings_1NE.dtype)
     inputs: dict[str, Any] = {"inputs_embeds": embeddings_1NE.index_copy(1, places_V, seen_VE.unsqueeze(0))}
     deeper = getattr(features, "deepstack_features", None)
     if deeper is not None:
@@ -55,9 +68,20 @@ def inputs_with_images(model: Any, processor: Any, batch: Batch) -> dict[str, An
 def _pixels(processor: Any, file: bytes, grid: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """The patches of an image's file and their grid [1, 3], which must be the recorded one."""
     made = processor(images=[pixels_of(file)], return_tensors="pt")
-    if tuple(made["image_grid_thw"][0].tolist()) != tuple(grid):
-        raise AlignmentError(
-            f"the model's image processor makes {made['image_grid_thw'][0].tolist()} patches of an image, and "
-            f"{list(grid)} are on record: trainer and policy need the same preprocessor_config.json"
-        )
+    _check(made["image_grid_thw"][0].tolist(), grid, "patches")
     return made["pixel_values"], made["image_grid_thw"]
+
+
+def _tiles(processor: Any, file: bytes, grid: tuple[int, int, int]) -> Tensor:
+    """The tiles of an image's file, which must be as many as on record."""
+    made = processor(images=[pixels_of(file)], crop_to_patches=True, return_tensors="pt")
+    _check([len(made["pixel_values"]), *grid[1:]], grid, "tiles")
+    return made["pixel_values"]
+
+
+def _check(made: list[int], grid: tuple[int, int, int], what: str) -> None:
+    if tuple(made) != tuple(grid):
+        raise AlignmentError(
+            f"the model's image processor makes {made} {what} of an image, and {list(grid)} are on record: trainer and "
+            "policy need the same preprocessor_config.json"
+        )

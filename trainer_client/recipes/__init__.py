@@ -31,6 +31,7 @@ from rolltap.trainer_client.recipes.papers.appo import APPO
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
 from rolltap.trainer_client.recipes.papers.arpo import ARPO
 from rolltap.trainer_client.recipes.papers.astraflow import AstraFlow
+from rolltap.trainer_client.recipes.papers.branch_grpo import BranchGRPO
 from rolltap.trainer_client.recipes.papers.cm2 import CM2
 from rolltap.trainer_client.recipes.papers.dart import DART
 from rolltap.trainer_client.recipes.papers.dr_grpo import DrGRPO
@@ -78,6 +79,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "cm2": CM2,
     "dapo": presets.DAPO,
     "astraflow": AstraFlow,
+    "branch_grpo": BranchGRPO,
     "dart": DART,
     "dr_grpo": DrGRPO,
     "dr_mas": DrMAS,

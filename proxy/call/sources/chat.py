@@ -94,7 +94,7 @@ class ChatSource(UpstreamSource):
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         sampling = request.sampling
         is_ignored = {
-            "reasoning_effort": sampling.effort is None and sampling.thinking_budget is not None,
+            "thinking_budget": sampling.thinking_budget is not None,
             "thinking": sampling.thinking is False and sampling.effort != "none" and not self.engine.switches_thinking,
             "temperature": temperature is not None and sampling.temperature not in (None, temperature),
         }

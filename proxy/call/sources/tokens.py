@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -143,7 +143,10 @@ class TokenSource:
             "tool_choice": request.tool_choice.mode in ("required", "named")
             and demanded_tool(request.tool_choice) is None
             and self._call_grammar(request) is None,
-            "reasoning_effort": effort not in ("", "none") and (pinned_otherwise or effort not in efforts.levels),
+            "reasoning_effort": effort not in ("", "none")
+            and (pinned_otherwise or effort not in efforts.levels)
+            and self._budget(request) is None,
+            "thinking_budget": request.sampling.thinking_budget is not None and self._budget(request) is None,
             "thinking": self._thinking_is_unapplied(request),
         }
         unapplied_fields = [field for field, is_asked in requested_fields.items() if is_asked]
@@ -217,7 +220,7 @@ class TokenSource:
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         prompt = self.prompts.make(call_ids[0], plan.prompt_ids, plan.parent and plan.parent.call_id)
         urls = self.continuation.images.urls(arrival.request.messages) if plan.images else {}
-        images = tuple(SentImage(image.start, image.end, urls[image.digest]) for image in plan.images)
+        images = self._sent_images(plan, urls) if plan.images else ()
         calls: list[OpenCall] = []
         for index, call_id in enumerate(call_ids):
             if index and plan.break_ is not None:
@@ -307,10 +310,13 @@ class TokenSource:
             extra["grammar"] = grammar
         elif schema is not None:
             extra["json_schema"] = schema
-        if grammar is not None or schema is not None:
+        budget = self._budget(arrival.request)
+        if grammar is not None or schema is not None or budget is not None:
             thinking = self._thinking_tokens(arrival.request, prompt_ids[: len(prompt_ids) - begun])
-            extra |= {"thinking": thinking} if thinking is not None else {}
-            extra |= {"begun": begun} if begun else {}
+            if thinking is not None:
+                extra["thinking"] = thinking if budget is None else {**thinking, "budget": budget}
+            if begun and extra.keys() & {"grammar", "json_schema", "thinking"}:
+                extra["begun"] = begun
         return SampleRequest(
             id=call_id,
             model=self.settings.model or self.name,
@@ -331,11 +337,23 @@ class TokenSource:
             stream=arrival.request.stream or bool(requested.stop) or not arrival.request.tool_choice.parallel,
         )
 
+    def _sent_images(self, plan: PromptPlan, urls: Mapping[str, str]) -> tuple[SentImage, ...]:
+        assert self.continuation.images.reader is not None
+        rule = self.continuation.images.reader.rule
+        return tuple(
+            SentImage(image.start - len(rule.before), image.end + len(rule.after), urls[image.digest], rule.token)
+            for image in plan.images
+        )
+
     @property
     def _waits(self) -> bool:
         """Whether a grammar can begin behind the thinking: it ends with a token that the engine can be told."""
         markers = self.continuation.renderer.markers
         return self.grammars and markers.beginnings is not None and markers.reasoning_close is not None
+
+    def _budget(self, request: ChatRequest) -> int | None:
+        """The most tokens of thinking, where the request names them and the engine keeps to them."""
+        return request.sampling.thinking_budget if self._waits and self._thinks(request) else None
 
     def _thinks(self, request: ChatRequest) -> bool:
         """Whether a call thinks: not if a demanded call begins with the first token, or a schema's grammar does."""

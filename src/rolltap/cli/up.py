@@ -63,6 +63,7 @@ def up(
     harness: HarnessOption = "",
     runtime: RuntimeOption = "auto",
     workspaces: WorkspacesOption = None,
+    snapshots: SnapshotsOption = None,
     url: UrlOption = None,
 ) -> None:
     """Runs a deployment for a small team (--local), or a node agent on every node of a Ray cluster, until stopped.
@@ -75,7 +76,7 @@ def up(
         run_local(config_path(config), data, port, script, redis=not no_redis)
     else:
         assert address is not None
-        defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
+        defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces, snapshots=snapshots)
         run_ray(address, config, url, slots, cpus, defaults)
 
 
@@ -183,6 +184,9 @@ RuntimeOption = Annotated[
 ]
 SlotsOption = Annotated[int, typer.Option(min=1, help="agents at once")]
 WorkspacesOption = Annotated[Path | None, typer.Option(help="folder of the working copies; default the temporary one")]
+SnapshotsOption = Annotated[
+    Path | None, typer.Option(help="folder of the tasks' snapshots; default ~/.cache/rolltap/snapshots")
+]
 
 
 def slots_of(agents: int) -> Slots:
@@ -197,6 +201,7 @@ def node(
     harness: HarnessOption = "",
     runtime: RuntimeOption = "auto",
     workspaces: WorkspacesOption = None,
+    snapshots: SnapshotsOption = None,
     until_idle: Annotated[bool, typer.Option(help="end when there is nothing left to run")] = False,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -208,7 +213,7 @@ def node(
     """
     plane = connect("admin", config, url, role="runner")
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
-    defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
+    defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces, snapshots=snapshots)
     with signals_put_back(signal.SIGINT, signal.SIGTERM):
         asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
 

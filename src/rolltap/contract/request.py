@@ -16,6 +16,8 @@ from rolltap.errors import RolltapError
 T = TypeVar("T")
 
 TRY_HEADER = "x-rolltap-try"
+CALL_HEADER = "x-rolltap-call"
+"""Of a reply on the agent plane: the id of the call that it answers, with several choices of the first."""
 
 
 @dataclass(frozen=True, slots=True)

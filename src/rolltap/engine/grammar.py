@@ -1,7 +1,8 @@
 """Grammars: which ids a constrained request may sample next, by llguidance.
 
 A grammar is compiled off the event loop, within limits of size and effort, and kept for the next request with the same.
-`GrammarState` walks through one output in the loop's thread. Thinking is free: the grammar begins behind it.
+`GrammarState` walks through one output in the loop's thread. Thinking is free: the grammar begins behind it. It may
+have a budget of tokens, also without a grammar: then only its end is left.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ WHITESPACE = r"(?: |\r?\n[ \t]{0,40})?"
 
 @dataclass(frozen=True, slots=True)
 class FreeThinking:
-    """The ids around thinking. With `opened` the prompt ends in it; else the output may begin with `open`."""
+    """The ids around thinking. With `opened` the prompt ends in it; else the output may begin with `open`.
+
+    `budget`: the most tokens between them; None: no limit.
+    """
 
     close: int
     open: int | None = None
     opened: bool = False
+    budget: int | None = None
 
 
 class GrammarFailed(Exception):
@@ -48,9 +53,14 @@ class GrammarFailed(Exception):
 
 
 class GrammarState:
-    """One output on its way through a grammar. `ends` are the ids that end the output, allowed where it is complete."""
+    """One output on its way through a grammar (None: the output is free, but for the thinking's budget).
 
-    def __init__(self, matcher: LLMatcher, words: int, ends: frozenset[int], thinking: FreeThinking | None) -> None:
+    `ends` are the ids that end the output, allowed where it is complete.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher | None, words: int, ends: frozenset[int], thinking: FreeThinking | None
+    ) -> None:
         self.writer = MaskWriter()
         self._matcher = matcher
         self._words = words
@@ -59,26 +69,31 @@ class GrammarState:
         self._thinking = thinking
         self._inside = thinking is not None and thinking.opened
         self._begun = False
+        self._thought = 0  # tokens of thinking
 
     def words(self) -> Int32 | None:
         """The allowed ids as a bitmap [words]; None: all. Raises `GrammarFailed`."""
+        thinking, matcher = self._thinking, self._matcher
         if self._inside:
+            assert thinking is not None
+            spent = thinking.budget is not None and self._thought >= thinking.budget
+            return _bits(frozenset({thinking.close}), self._words) if spent else None
+        if matcher is None:
             return None
-        stopped = self._matcher.is_stopped() and not self._matcher.is_error()
-        allowed = self._ends.copy() if stopped else self._from_matcher()
-        thinking = self._thinking
+        stopped = matcher.is_stopped() and not matcher.is_error()
+        allowed = self._ends.copy() if stopped else self._from_matcher(matcher)
         if not self._begun and thinking is not None and thinking.open is not None:
             allowed |= _bits(frozenset({thinking.open}), self._words)
         if not allowed.any():
             raise GrammarFailed("no token can go on")
         return allowed
 
-    def _from_matcher(self) -> Int32:
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise GrammarFailed(self._matcher.get_error()[:1000])
+    def _from_matcher(self, matcher: LLMatcher) -> Int32:
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarFailed(matcher.get_error()[:1000])
         allowed = np.frombuffer(mask, "<i4")[: self._words] & ~self._ends
-        if self._matcher.is_accepting():
+        if matcher.is_accepting():
             allowed |= self._ends
         return allowed
 
@@ -87,9 +102,10 @@ class GrammarState:
         thinking, begun, self._begun = self._thinking, self._begun, True
         if self._inside:
             self._inside = thinking is None or token != thinking.close
+            self._thought += 1
         elif not begun and thinking is not None and token == thinking.open:
             self._inside = True
-        elif token not in self._end_ids:
+        elif self._matcher is not None and token not in self._end_ids:
             self._matcher.consume_token(token)
 
     def go_on(self, tokens: Sequence[int]) -> None:
@@ -133,9 +149,10 @@ class Grammars:
                 self._kept.popitem(last=False)
             return matcher
 
-    def start(self, matcher: LLMatcher, ends: frozenset[int], thinking: FreeThinking | None) -> GrammarState:
-        """A new output under a compiled grammar."""
-        return GrammarState(matcher.deep_copy(), -(-self._vocabulary // 32), ends, thinking)
+    def start(self, matcher: LLMatcher | None, ends: frozenset[int], thinking: FreeThinking | None) -> GrammarState:
+        """A new output under a compiled grammar; None: under none."""
+        own = None if matcher is None else matcher.deep_copy()
+        return GrammarState(own, -(-self._vocabulary // 32), ends, thinking)
 
 
 def json_grammar(schema: Mapping[str, Any], *, after_thinking: bool) -> str:

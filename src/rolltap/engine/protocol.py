@@ -29,15 +29,18 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class ThinkingTokens(Struct, forbid_unknown_fields=True):
-    """The ids around thinking, which is free (not vLLM's: it is told by `--reasoning-parser`)."""
+    """The ids around thinking, which is free (not vLLM's: it is told by `--reasoning-parser`). `budget`: its most
+    tokens (vLLM's `thinking_token_budget`)."""
 
     close: Id
     open: Id | None = None
     opened: bool = False
+    budget: Annotated[int, Meta(ge=0)] | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """A grammar for the output; one of the first four. `grammar` is in llguidance's dialect of Lark.
+    """A grammar for the output: one of the first four, or none with a budget of thinking. `grammar` is in llguidance's
+    dialect of Lark.
 
     `begun`: so many of the prompt's last ids are the output's first ones (not vLLM's).
     """
@@ -50,8 +53,8 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     begun: Annotated[int, Meta(ge=0)] = 0
 
     @property
-    def lark(self) -> str:
-        """The grammar; `InvalidRequest` if it is not exactly one."""
+    def lark(self) -> str | None:
+        """The grammar; None for a budget of thinking alone. `InvalidRequest` if it is not exactly one."""
         after = self.thinking is not None
         given = [
             *([json_grammar(self.json, after_thinking=after)] if self.json is not None else []),
@@ -59,6 +62,8 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
             *([regex_grammar(self.regex, after_thinking=after)] if self.regex is not None else []),
             *([self.grammar] if self.grammar is not None else []),
         ]
+        if not given and self.thinking is not None and self.thinking.budget is not None:
+            return None
         if len(given) != 1:
             raise InvalidRequest(f"structured_outputs has {len(given)} grammars, not one", param="structured_outputs")
         return given[0]

@@ -187,8 +187,9 @@ class ModelServer:
         max_tokens = check_prompt(request, self.loop.model.vocabulary, self.loop.context)
         request_id = request.request_id or uuid4().hex
         mailboxes = [Mailbox() for _ in range(request.draw.n)]
-        grammar = request.draw.structured_outputs
-        matcher = None if grammar is None else await asyncio.to_thread(self._grammars.compile, grammar.lark)
+        outputs = request.draw.structured_outputs
+        lark = None if outputs is None else outputs.lark
+        matcher = None if lark is None else await asyncio.to_thread(self._grammars.compile, lark)
         choices = [
             SamplingRequest(
                 request_id,
@@ -196,7 +197,7 @@ class ModelServer:
                 request.draw.sampling(max_tokens, choice),
                 mailbox.put,
                 request.stream,
-                None if matcher is None else self._grammar(matcher, request.draw, request.prompt_ids),
+                None if outputs is None else self._grammar(matcher, request.draw, request.prompt_ids),
             )
             for choice, mailbox in enumerate(mailboxes)
         ]
@@ -204,11 +205,13 @@ class ModelServer:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         return PendingReply(request_id, len(request.prompt_ids), mailboxes, request.stream, include_usage)
 
-    def _grammar(self, matcher: LLMatcher, draw: Draw, prompt_ids: Sequence[int]) -> GrammarState:
+    def _grammar(self, matcher: LLMatcher | None, draw: Draw, prompt_ids: Sequence[int]) -> GrammarState:
         assert draw.structured_outputs is not None
         thinking = draw.structured_outputs.thinking
         ends = frozenset(draw.stop_token_ids) | (frozenset() if draw.ignore_eos else self._eos_ids)
-        between = None if thinking is None else FreeThinking(thinking.close, thinking.open, thinking.opened)
+        between = (
+            None if thinking is None else FreeThinking(thinking.close, thinking.open, thinking.opened, thinking.budget)
+        )
         state = self._grammars.start(matcher, ends, between)
         state.go_on(prompt_ids[len(prompt_ids) - draw.structured_outputs.begun :])
         return state

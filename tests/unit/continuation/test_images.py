@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from rolltap.errors import InvalidRequest
-from rolltap.images import MOST_RATIO, ImageReader, ImageRule, ReadImage
+from rolltap.images import MOST_RATIO, ImageReader, ImageRule, ReadImage, ResizedRule, TiledRule
 from rolltap.types import NO_DIFFERENCE, PromptImage, images_differ_at
-from tests.vision import data_url, picture, vision_folder
+from tests.vision import TILE_TOKENS, data_url, picture, vision_folder
 
 PAD = 9
-QWEN2_5, QWEN3 = ImageRule(PAD, 14, 2, 3136, 1_003_520), ImageRule(PAD, 16, 2, 65_536, 16_777_216)
+QWEN2_5 = ResizedRule(PAD, 2, patch=14, least=3136, most=1_003_520)
+QWEN3 = ResizedRule(PAD, 2, patch=16, least=65_536, most=16_777_216)
 Parts = list[tuple[list[int], int, str]]
 sides = st.integers(1, 5000)
 ids = st.lists(st.integers(0, PAD - 1), max_size=5)
@@ -23,13 +28,62 @@ shown = st.lists(st.tuples(ids, st.integers(1, 9), st.sampled_from("abc")), max_
 
 
 @given(sides, sides, st.sampled_from([QWEN2_5, QWEN3]))
-def test_an_image_has_the_grid_of_transformers_processor(width: int, height: int, rule: ImageRule):
+def test_an_image_has_the_grid_of_transformers_processor(width: int, height: int, rule: ResizedRule):
     if max(width, height) > MOST_RATIO * min(width, height):
         with pytest.raises(InvalidRequest):
             rule.grid(width, height)
         return
     resized = smart_resize(height, width, rule.patch * rule.merge, rule.least, rule.most)
     assert rule.grid(width, height) == (1, resized[0] // rule.patch, resized[1] // rule.patch)
+
+
+@given(sides, sides, st.integers(1, 3), st.integers(3, 12), st.sampled_from([56, 448]))
+def test_an_image_has_the_tiles_of_transformers_processor(width: int, height: int, fewest: int, most: int, side: int):
+    processor = GotOcr2ImageProcessorPil(
+        crop_to_patches=True, min_patches=fewest, max_patches=most, size={"height": side, "width": side}
+    )
+    rule = TiledRule(PAD, 2, side=side, fewest=fewest, most=most)
+    tiles = processor.get_number_of_image_patches(height, width)
+    assert rule.grid(width, height) == (tiles, 32, 32)
+    assert rule.tokens(rule.grid(width, height)) == 256 * tiles
+
+
+@pytest.mark.parametrize("size", [(60, 60), (60, 130), (150, 40), (400, 390)])
+def test_a_tiled_image_has_the_ids_of_transformers_processor(tmp_path: Path, size: tuple[int, int]):
+    """The whole prompt, by the processor of text and images."""
+    folder = vision_folder("internvl", tmp_path)
+    rule = ImageRule.of(folder)
+    assert isinstance(rule, TiledRule)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    for name, token in zip(("start_image", "end_image", "context_image", "video"), TILE_TOKENS, strict=True):
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+    images = GotOcr2ImageProcessorPil.from_pretrained(folder)
+    width, height = size
+    tiles = images.get_number_of_image_patches(height, width, {"crop_to_patches": True})
+    written = InternVLProcessor.replace_image_token(
+        SimpleNamespace(start_image_token="<img>", end_image_token="</img>", image_token="<IMG_CONTEXT>",
+                        image_seq_length=4),
+        {"num_patches": [tiles]}, 0,
+    )  # fmt: skip
+    reader = ImageReader(rule)
+    image = reader.read(data_url(picture(width, height)))
+    expanded = reader.expanded([5, rule.token, 6], [image], 10)
+    assert expanded is not None
+    assert expanded[0] == [5, *tokenizer.encode(written, add_special_tokens=False), 6]
+    (placed,) = expanded[1]
+    assert (placed.start, placed.end - placed.start) == (12, 4 * tiles)
+    located = reader.located(expanded[0], [image])
+    assert located is not None
+    assert [each.start for each in located] == [2]
+
+
+def test_tiles_of_another_processor_have_no_rule(tmp_path: Path):
+    folder = vision_folder("internvl", tmp_path)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        path = folder / name
+        path.write_text(path.read_text().replace("InternVLProcessor", "GotOcr2Processor"))
+    assert ImageRule.of(folder) is None
 
 
 def written(parts: Parts, end: list[int]) -> tuple[list[int], list[ReadImage]]:
@@ -92,7 +146,9 @@ def test_a_damaged_file_is_refused(cut: int):
 
 def test_a_folder_without_a_known_processor_has_no_rule(tmp_path: Path):
     folder = vision_folder("qwen3_vl", tmp_path)
-    assert ImageRule.of(folder) == ImageRule(ImageRule.of(folder).token, 16, 2, 64 * 64, 160 * 160)  # type: ignore[union-attr]
+    rule = ImageRule.of(folder)
+    assert isinstance(rule, ResizedRule)
+    assert rule == ResizedRule(rule.token, 2, patch=16, least=64 * 64, most=160 * 160)
     (folder / "preprocessor_config.json").write_text('{"image_processor_type": "SiglipImageProcessor"}')
     assert ImageRule.of(folder) is None
     (folder / "preprocessor_config.json").unlink()

@@ -134,6 +134,40 @@ async def test_thinking_is_free_and_the_grammar_begins_behind_it(
         assert_drawn_from_masks(choice, model, 1.5)
 
 
+@pytest.mark.parametrize("form", [{}, {"json": {"enum": ["left", "right"]}}])
+async def test_thinking_ends_at_its_budget(
+    engine: aiohttp.ClientSession, model: CausalModel, tokenizer: Tokenizer, form: dict[str, Any]
+) -> None:
+    """With a grammar and without: at the budget only the end is left, and the reply says so."""
+    close, open_ = tokenizer.token_to_id(THOUGHT), tokenizer.token_to_id(THINK)
+    ended = 0
+    for budget in (0, 1, 7, 40):
+        asked = {**form, "thinking": {"close": close, "opened": True, "budget": budget}}
+        for seed in range(4):
+            choice = await constrained(engine, asked, seed=seed, max_tokens=80, temperature=1.5)
+            ids, rows = choice["token_ids"], choice["mask_rows"]
+            assert_drawn_from_masks(choice, model, 1.5)
+            thought = ids.index(close) if close in ids[: budget + 1] else None
+            if thought is None:
+                assert len(ids) <= budget  # the reply ended in its thinking
+                continue
+            assert set(rows[:thought]) <= {FREE}
+            if thought == budget:
+                ended += 1
+                left = ids_of(rows[budget], table_of([choice]))
+                assert left is not None
+                assert left.tolist() == [close]
+            if form:
+                assert tokenizer.decode(ids[thought + 1 :]).strip() in ('"left"', '"right"')
+            else:
+                assert set(rows[thought + 1 :]) <= {FREE}
+    assert ended >= 8
+    may_open = {**form, "thinking": {"close": close, "open": open_, "budget": 0}}
+    choice = await constrained(engine, may_open, max_tokens=40)
+    if choice["token_ids"][0] == open_:
+        assert choice["token_ids"][1] == close
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "type": ({"json": {"type": "not-a-type"}}, "not-a-type"),
     "keyword": ({"json": {"type": "string", "not": {}}}, "not"),

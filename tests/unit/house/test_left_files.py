@@ -11,7 +11,7 @@ HARNESSES = ROOT / "harnesses"
 PLACES = (
     *sorted((HARNESSES / "evaluators").glob("*.py")),
     *sorted((HARNESSES / "logs").glob("*.py")),
-    *(HARNESSES / "runner" / name for name in ("attempts.py", "lifecycle.py", "tampering.py")),
+    *(HARNESSES / "runner" / name for name in ("attempts.py", "lifecycle.py", "snapshots.py", "tampering.py")),
     *(HARNESSES / "runtimes" / name for name in ("folders.py", "code_sandbox.py")),
     HARNESSES / "harbor" / "agent.py",
     HARNESSES / "left_files.py",
@@ -44,6 +44,13 @@ ALLOWED = {
     "pytest_check.py:find_configuration": "a clean workspace before the agent's changes",
     "python_check.py:PythonProgram.evaluate": "a file in the HOME of the check's own process",
     "python_child.py:run_check": "the same",
+    "snapshots.py:SessionSnapshots._save": "a new folder, which no agent sees",
+    "snapshots.py:SessionSnapshots._write_index": "the same",
+    "snapshots.py:SnapshotStore._make_room": "folders that no agent sees",
+    "snapshots.py:SnapshotStore.find": "the same",
+    "snapshots.py:_index": "a file that no agent sees",
+    "snapshots.py:_replace": "a workspace before its agent",
+    "snapshots.py:save": "its target, which no agent sees",
     "tampering.py:_walk": "lists folders, no links to folders",
 }
 """Where something else is done, and why it can be: `module:function`."""

@@ -74,7 +74,7 @@ async def findings(plane: Any) -> list[tuple[str, int]]:
 async def test_every_protocols_effort_is_said(qwen: Any, path: str, low: Any, unsaid: Any) -> None:
     assert LOW in await prompt_of(qwen, path, low)
     assert XHIGH in await prompt_of(qwen, path, unsaid)
-    assert await findings(qwen) == [("system_changed", 1)]
+    assert [one for one in await findings(qwen) if one[0] != "thinking_budget_not_kept"] == [("system_changed", 1)]
     assert [one.mask for one in reconstruct([row.call() for row in await qwen.rows()]).classifications] == ["", ""]
 
 
@@ -132,3 +132,28 @@ def test_a_pinned_level_that_the_prompt_lacks_is_refused(tmp_path: Path) -> None
     )
     with pytest.raises(ConfigError, match=r"policies.p.pin.effort.*no level 'high'; it has: low, medium, xhigh"):
         open_policies(settings, Handles(b"0123456789abcdef"), None, Prompts())  # type: ignore[arg-type]
+
+
+BUDGETS = [
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 2000}}, 2000),
+    ("/v1/messages", {"thinking": {"type": "adaptive"}}, None),
+    ("/v1/chat/completions", {"thinking_budget": 77}, 77),
+    ("/v1/chat/completions", {"reasoning": {"max_tokens": 77}}, 77),
+    ("/v1/chat/completions", {"thinking_budget": 0}, None),
+    ("/v1/chat/completions", {"reasoning_effort": "low"}, None),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "budget"), BUDGETS)
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_a_budget_is_the_engines_or_is_named(
+    plane: Any, path: str, asked: dict[str, Any], budget: int | None, keeps: bool
+) -> None:
+    """An engine that can end thinking gets the budget; of another one the record says that it did not keep to it."""
+    plane.policy.source.grammars = keeps
+    body = anthropic(**asked) if path == "/v1/messages" else {"model": "tiny", "messages": [USER], **asked}
+    await prompt_of(plane, path, body)
+    thinking = plane.engine.seen[-1].extra.get("thinking")
+    assert thinking is None if budget is None or not keeps else thinking["budget"] == budget
+    named = ("thinking_budget_not_kept", 1) in await findings(plane)
+    assert named == (budget is not None and not keeps)

@@ -56,6 +56,7 @@ CASES: list[tuple[str, str, list[Any]]] = [
     ("calls_failed", "info", [*two(), make_call(2, [1, 2, 3, 4, 5], [6], outcome=Outcome.ABORTED)]),
     ("tool_choice_not_forced", "info", two(shape=CallShape(tools=1, toolset="t", unapplied=("tool_choice",)))),
     ("effort_not_applied", "info", two(shape=CallShape(tools=1, toolset="t", unapplied=("reasoning_effort",)))),
+    ("thinking_budget_not_kept", "info", two(shape=CallShape(tools=1, toolset="t", unapplied=("thinking_budget",)))),
     ("tools_changed", "info", two(break_=Break(BreakReason.TOOLS_CHANGED, "", None, 0))),
     ("system_changed", "info", two(break_=Break(BreakReason.SYSTEM_CHANGED, "", None, 0))),
     ("template_changed", "info", two(break_=Break(BreakReason.TEMPLATE_NOT_BRIDGEABLE, "", None, 0))),

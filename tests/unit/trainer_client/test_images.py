@@ -23,13 +23,13 @@ from rolltap.trainer_client.model.network import PolicyNetwork, load_model
 from rolltap.trainer_client.model.weights import save_model
 from rolltap.types import CallSpan, Segment
 
-from ...vision import PROCESSORS, data_url, picture, vision_folder, vision_model
+from ...vision import FAMILIES, data_url, picture, vision_folder, vision_model
 from .making import model_folder
 
 TALL, WIDE, BLUE = picture(60, 130), picture(150, 40), picture(60, 130, (10, 40, 250))
 
 
-@pytest.fixture(scope="module", params=PROCESSORS)
+@pytest.fixture(scope="module", params=FAMILIES)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder with random weights."""
     return vision_model(request.param, tmp_path_factory.mktemp("model"))
@@ -61,8 +61,12 @@ def independent(folder: Path, model: Any, one: PackedRow) -> Tensor:
     more: dict[str, Any] = {}
     if one.segment.images:
         pictures = [Image.open(io.BytesIO(one.files[image.digest])).convert("RGB") for image in one.segment.images]
-        more = {**processor(images=pictures, return_tensors="pt")}
-        more["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+        if model.config.model_type == "internvl":
+            tiles = processor(images=pictures, crop_to_patches=True, return_tensors="pt")["pixel_values"]
+            more = {"pixel_values": tiles}
+        else:
+            more = {**processor(images=pictures, return_tensors="pt")}
+            more["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits[0].float()
     trained = torch.from_numpy(np.flatnonzero(one.segment.loss_mask))
     return torch.log_softmax(logits[trained - 1], -1).gather(1, ids[0][trained][:, None])[:, 0]
@@ -108,10 +112,14 @@ def test_packs_have_the_log_probs_and_gradients_of_rows_alone(seeing: Path, shar
         assert gradient is not None
         off = float((weight.grad - gradient).abs().max() / gradient.abs().max().clamp(min=1e-3))
         assert off < 1e-3, (name, off)
-    assert any("visual" in name and weight.grad.abs().max() > 1e-3 for name, weight in policy.model.named_parameters())
+    assert any(
+        name.startswith(("model.visual", "model.vision")) and weight.grad.abs().max() > 1e-3
+        for name, weight in policy.model.named_parameters()
+    )
     if share:
         (pack,) = packs
-        assert len(pack.images) == 6  # rows 0 and 1 share two; before row 2's first difference there is too little
+        # Rows 0 and 1 share two; before row 2's first difference there is too little, but for a tiled image.
+        assert len(pack.images) == (5 if policy.model.config.model_type == "internvl" else 6)
         assert len(pack) < sum(map(len, made))
 
 
@@ -129,7 +137,7 @@ def test_a_model_of_text_refuses_images_and_another_processor_is_noticed(seeing:
     (pack,) = Packer(1000)([row(reader, 0, [TALL], [7], [9])])
     with pytest.raises(ConfigError, match="show images"):
         PolicyNetwork(load_model(model_folder(tmp_path), torch.float32))(collate(pack))
-    wrong = replace(pack.rows[0].segment.images[0], grid=(1, 2, 2 * pack.images[0].tokens))
+    wrong = replace(pack.rows[0].segment.images[0], grid=(1, 2, 2 * pack.images[0].tokens))  # as many placeholders
     moved = replace(pack.rows[0], segment=replace(pack.rows[0].segment, images=(wrong,)))
     changed = Pack(pack.token_ids_N, pack.position_ids_N, pack.spans, (moved,), pack.places)
     with pytest.raises(AlignmentError, match="on record"):

@@ -124,6 +124,70 @@ def test_tree_grpo_compares_within_trees_and_over_them() -> None:
         assert mine == pytest.approx(wanted, abs=1e-4)
 
 
+def test_branch_grpo_compares_nodes_of_a_depth_by_what_came_of_them() -> None:
+    """Independently: every token's set of rollouts and depth are counted from the tree's paths alone."""
+    chance = np.random.default_rng(0)
+    for _ in range(60):
+        rollouts = a_forest(chance)
+        rewards = [float(chance.integers(0, 4)) / 3 for _ in rollouts]
+        step = a_step(rewards, rollouts)
+        paths = [path_of(calls) for calls in rollouts]
+        nodes: dict[tuple[int, tuple[int, ...], str], float] = {}
+        expected: list[list[tuple[int, tuple[int, ...], str]]] = []
+        for number, (calls, path) in enumerate(zip(rollouts, paths, strict=True)):
+            own = {call for call, _, by in calls if not by}
+            mine = [(call, place, at) for call, place, at in path if call in own]
+            expected.append([])
+            for call, place, at in mine:
+                inside = tuple(
+                    other for other, theirs in enumerate(paths) if other == number or (call, place, at) in theirs
+                )
+                nodes[at, inside, call] = float(np.mean([rewards[other] for other in inside]))
+                expected[-1].append((at, inside, call))
+        paid = {}
+        for key, value in nodes.items():
+            level = [other for (at, *_), other in nodes.items() if at == key[0]]
+            deviation = np.std(level, ddof=1) if len(level) > 1 else 0.0
+            paid[key] = (value - np.mean(level)) / (deviation + 1e-6)
+        credit = make_recipe("branch_grpo", {}).credit(step)
+        assert credit.weights is None
+        for row, advantages, keys in zip(step.rows, credit.advantages, expected, strict=True):
+            found = advantages[row.segment.loss_mask].tolist()
+            assert found == pytest.approx([paid[key] for key in keys], abs=1e-4)
+
+
+def a_forest(chance: np.random.Generator) -> list[list[tuple[str, int, str]]]:
+    """A group's rollouts: some begin anew, others continue a call of an earlier one, behind its reply or inside it."""
+    rollouts: list[list[tuple[str, int, str]]] = []
+    begun: set[str] = set()
+    for number in range(int(chance.integers(2, 7))):
+        calls: list[tuple[str, int, str]] = []
+        if number and chance.random() < 0.7:
+            parent = int(chance.integers(number))
+            until = int(chance.integers(len(rollouts[parent])))
+            calls = [(call, sampled, by or f"g-r{parent}") for call, sampled, by in rollouts[parent][: until + 1]]
+            call, sampled, by = calls[-1]
+            if sampled > 1 and f"{call}'" not in begun and not call.endswith("'"):
+                begun.add(f"{call}'")
+                calls[-1] = (call, int(chance.integers(1, sampled)), by)
+                calls.append((f"{call}'", int(chance.integers(1, 4)), ""))
+        calls += [(f"{number}-{turn}", int(chance.integers(1, 4)), "") for turn in range(int(chance.integers(0, 3)))]
+        if all(by for *_, by in calls):
+            calls.append((f"{number}-end", 2, ""))
+        rollouts.append(calls)
+    return rollouts
+
+
+def path_of(calls: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, int]]:
+    """Call, place in it and depth of each sampled token that the rollout contains."""
+    path: list[tuple[str, int, int]] = []
+    turn = -1
+    for call, sampled, _ in calls:
+        turn += not call.endswith("'")
+        path += [(call, place, turn) for place in range(sampled)]
+    return path
+
+
 APPO = (
     (1.0, [("a", 1, ""), ("b", 3, "")], [0.1, 0.05, 1.2, 0.15]),
     (0.0, [("x", 2, "")], [0.3, -0.4]),

@@ -19,7 +19,7 @@ from rolltap.engine.scripted.wires.base import Reader, scaled, session_of
 from rolltap.engine.scripted.wires.vllm import usage_of
 from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.errors import InvalidRequest
-from rolltap.images import PLACEHOLDER, ImageReader
+from rolltap.images import RESIZED, ImageReader
 
 IdsBy = Literal["vllm", "sglang", "none"]
 THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
@@ -89,7 +89,7 @@ class Chat:
         if part["type"] != "image_url" or self._images is None:
             return part["text"]
         tokens = self._images.read(part["image_url"]["url"]).tokens
-        return f"<|vision_start|>{PLACEHOLDER * tokens}<|vision_end|>"
+        return f"<|vision_start|>{RESIZED * tokens}<|vision_end|>"
 
     def first(self, plan: Plan) -> Any | None:
         ids = plan.ask.prompt_ids if plan.ask.echo and self._ids_by == "vllm" else None
