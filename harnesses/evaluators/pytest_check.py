@@ -66,7 +66,11 @@ import pytest
 
 WORK = os.path.join(os.getcwd(), "")
 with open(sys.argv[2], encoding="utf-8") as file:
-    NEW = set(json.load(file))
+    NEW = json.load(file)
+for name in NEW:
+    if NEW[name] and PathFinder.find_spec(name):
+        for path in filter(os.path.lexists, NEW[name]):
+            os.unlink(path)
 
 class Installed:
     @staticmethod
@@ -94,7 +98,7 @@ class Results:
 sys.exit(pytest.main(sys.argv[3:], plugins=[WorkingCopy(), Results()]))
 """
 """`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path, and no
-new module of the agent's takes the place of an installed one."""
+new module of the agent's takes the place of an installed one: not here, nor in another Python that a test starts."""
 
 Results = dict[str, bool | None]
 Run = Callable[[], Coroutine[Any, Any, Results]]
@@ -126,15 +130,15 @@ class _Place:
     """A clean workspace in which tests can run once: what runs there may change it.
 
     `configuration`: the task's file with pytest's settings. `new`: names by which new files of the agent's could be
-    imported. `own`: the task's files, as the task has them. `visible`: the texts of those of them that the task's patch
-    changes, before it.
+    imported; of each, the files that go if it is an installed module's. `own`: the task's files, as the task has them.
+    `visible`: the texts of those of them that the task's patch changes, before it.
     """
 
     clean: Workspace
     configuration: str
     changed: list[Change]
     dropped: list[Change]
-    new: set[str]
+    new: dict[str, list[str]]
     own: Collection[str]
     visible: Mapping[str, str]
 
@@ -190,11 +194,12 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         results = await self._run(evidence, place, {}, "the tests")
         left_out, lost = await self._without_agent(evidence, texts, results)
         passed = self._passed(results | dict.fromkeys(lost, False), left_out)
+        dropped = [*(each.path for each in place.dropped), *await in_thread(_removed, place)]
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
             "failed": [test for test, ok in passed.items() if not ok],
             "changed": len(place.changed),
-            "dropped_test_changes": [change.path for change in place.dropped[:NAMED_CHANGES]],
+            "dropped_test_changes": dropped[:NAMED_CHANGES],
         }
         if detail["failed"]:
             return Verdict((Score(0.0),), detail)
@@ -293,7 +298,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         configuration = await in_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
         dropped = await in_thread(apply_changes, changed, agents, clean.folder, intake.brings)
-        new = {name for change in changed for name in _module_names(change.path) if change.path not in start.files}
+        new = _new_names([each.path for each in changed if each.path not in start.files], intake)
         own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible)
 
@@ -309,7 +314,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         chosen = clean.workdir / place.configuration if place.configuration else clean.home / CONFIGURATION
         options = ("-q", "-p", "no:cacheprovider", "-c", str(chosen), f"--rootdir={clean.workdir}")
         arguments = (str(clean.home / RESULTS), str(clean.home / NEW), *options, *dict.fromkeys(tests))
-        files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(sorted(place.new))}
+        files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(place.new)}
         launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files=files_of_home)
         exit_ = await evidence.run(clean, step, launch)
         return await read_for_evaluation(read_results, clean.home_folder, exit_.output)
@@ -497,10 +502,22 @@ def _is_expectation(decorator: ast.expr) -> bool:
     return ast.unparse(decorator) in ("pytest.mark.xfail", "unittest.expectedFailure")
 
 
-def _module_names(path: str) -> list[str]:
-    """The names by which `path` could be imported, wherever an import begins."""
-    *folders, name = path.split("/")
-    return [*folders, name.partition(".")[0]]
+def _new_names(paths: Iterable[str], intake: Intake) -> dict[str, list[str]]:
+    """The names by which new files could be imported, wherever an import begins; of each, the files that a Python which
+    begins in a folder of the task would import by it."""
+    new: dict[str, list[str]] = {}
+    for path in paths:
+        *folders, name = path.split("/")
+        first = intake.names(path)
+        for each in {*folders, name.partition(".")[0]}:
+            new.setdefault(each, []).extend([path] * (each in first))
+    return new
+
+
+def _removed(place: _Place) -> list[str]:
+    """The new files of the agent's that took an installed module's name."""
+    paths = {path for each in place.new.values() for path in each} - {each.path for each in place.dropped}
+    return sorted(path for path in paths if not os.path.lexists(place.clean.folder / path))
 
 
 def _texts(folder: Path, paths: Iterable[str]) -> dict[str, str]:
