@@ -33,8 +33,9 @@ from typing import Any
 from rolltap.errors import EvaluatorFailed, LogUnreadable, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, with_decoys
+from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, with_assertions, with_decoys
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
+from rolltap.harnesses.evaluators.part_decoys import with_failing_parts
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
 from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton, without_what_fails
@@ -102,6 +103,8 @@ new module of the agent's takes the place of an installed one: not here, nor in 
 
 Results = dict[str, bool | None]
 Run = Callable[[], Coroutine[Any, Any, Results]]
+Form = Callable[[str, Collection[str]], tuple[str, list[str]]]
+"""Makes decoys in a test file: its new text, and which of the functions they are."""
 
 DECOYS = "the tests with other expectations"
 SKELETON = "what tests there are, without their code"
@@ -113,8 +116,11 @@ PROOF = 2
 code that makes up the results of a whole run at random is right in one of four pairs of the first kind, in none of the
 second."""
 
-MOST_DECOYS = 50
+MOST_DECOYS = 1000
 """The most test functions of which decoys are made: first of `must_pass`, then at random of `keep_passing`."""
+
+QUICKLY = ("--tb=native",)
+"""As pytest's own form of a failure reads the whole file again."""
 
 SETTINGS = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
@@ -205,7 +211,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             return Verdict((Score(0.0),), detail)
         if not self.decoys:
             return Verdict((Score(1.0),), {**detail, UNPROTECTED: "its results are not checked by decoys"})
-        passing = await self._passing_decoys(evidence, results)
+        passing = await self._passing_decoys(evidence, results, texts)
         if not passing:
             quiet, failed = await self._passing_quiet_decoys(evidence, results, left_out)
             if failed:
@@ -302,11 +308,13 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible)
 
-    async def _run(self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str) -> Results:
+    async def _run(
+        self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str, options: Iterable[str] = ()
+    ) -> Results:
         """Runs the named tests from files that are written anew, those of `texts` with these."""
         files = {**dict.fromkeys(self._files_of(place)), **texts}
         await in_thread(_write_again, place.clean.folder, files)
-        return await self._results(evidence, place, step, self._tests)
+        return await self._results(evidence, place, step, [*options, *self._tests])
 
     async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> Results:
         """Runs `tests`. Returns what `read_results` does."""
@@ -319,15 +327,23 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         exit_ = await evidence.run(clean, step, launch)
         return await read_for_evaluation(read_results, clean.home_folder, exit_.output)
 
-    async def _passing_decoys(self, evidence: Evidence, results: Results) -> list[str] | None:
+    async def _passing_decoys(self, evidence: Evidence, results: Results, texts: Mapping[str, str]) -> list[str] | None:
         """The decoys that pass only with the agent's code; None if there are none of these tests.
 
         Raises `EvaluatorFailed` if the agent's code leaves no result of a decoy.
         """
-        outcomes = await self._outcomes(evidence.anew(), results)
+        passing = await self._passing_of(with_decoys, evidence, results)
+        passed = {function_of(node) for node, ok in results.items() if ok}
+        using = await in_thread(_those, with_failing_parts, texts, passed)
+        if passing or not using:
+            return passing if passing or await in_thread(_those, with_assertions, texts, passed) else None
+        return await self._passing_of(with_failing_parts, evidence, dict.fromkeys(using)) or passing
+
+    async def _passing_of(self, form: Form, evidence: Evidence, results: Results) -> list[str] | None:
+        outcomes = await self._outcomes(form, evidence.anew(), results)
         odd = {function for function, outcome in outcomes.items() if outcome is not False}
         if odd:  # is it the tests' own doing?
-            own = await self._outcomes(evidence.anew(), dict.fromkeys(odd), of_agent=False)
+            own = await self._outcomes(form, evidence.anew(), dict.fromkeys(odd), of_agent=False)
             odd -= {function for function in odd if own.get(function) == outcomes[function]}
         if passing := sorted(function for function in odd if outcomes[function]):
             return passing
@@ -379,7 +395,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             _quiet_texts(place, files, part) for place, part in zip(places, (made[half:], made[:half]), strict=True)
         ]
         one, other = (
-            partial(self._run, again, place, texts, DECOYS if decoys else "the tests again")
+            partial(self._run, again, place, texts, DECOYS if decoys else "the tests again", QUICKLY)
             for place, (texts, decoys) in zip(places, drawn, strict=True)
         )
         runs = await _both(one, other, at_once=places[0].clean.is_sandboxed)
@@ -395,19 +411,19 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             if odd := _passed_functions(results) & {*decoys}:  # one that passes without the agent's code says nothing
                 again = evidence.anew()
                 own = await self._place(again, of_agent=False)
-                passing |= odd - _passed_functions(await self._run(again, own, texts, DECOYS))
+                passing |= odd - _passed_functions(await self._run(again, own, texts, DECOYS, QUICKLY))
         failed = [test for test, ok in self._passed(unchanged, left_out).items() if not ok]
         return _Pair(sorted(passing), failed, PROOF if half else 1)
 
     async def _outcomes(
-        self, evidence: Evidence, nodes: Iterable[str], *, of_agent: bool = True
+        self, form: Form, evidence: Evidence, nodes: Iterable[str], *, of_agent: bool = True
     ) -> dict[str, bool | None]:
         """Runs decoys of the functions of `nodes`. Function -> whether one of its decoys passed; None without any."""
         place = await self._place(evidence, of_agent=of_agent)
         every = [function_of(node) for node in nodes]
         first = {function_of(test) for test in self.must_pass}
         functions = chosen((each for each in every if any(_is_of(each, test) for test in first)), every, MOST_DECOYS)
-        made = await in_thread(_write_decoys, place.clean.folder, functions, place.own)
+        made = await in_thread(_write_decoys, form, place.clean.folder, functions, place.own)
         if not made:
             return {}
         results = await self._results(evidence, place, "the decoys", ("--maxfail=0", "--tb=line", *made))
@@ -560,7 +576,16 @@ def _quiet_texts(place: _Place, files: Collection[str], functions: Iterable[str]
     return {path: text for path, (text, names, _) in kept.items() if names}, made
 
 
-def _write_decoys(folder: Path, functions: Iterable[str], own: Collection[str]) -> list[str]:
+def _those(form: Form, texts: Mapping[str, str], functions: Iterable[str]) -> list[str]:
+    """Those of the test functions that would be decoys of this form."""
+    by_file: dict[str, list[str]] = {}
+    for function in functions:
+        path, _, names = function.partition("::")
+        by_file.setdefault(path, []).append(names)
+    return [f"{path}::{name}" for path in by_file.keys() & texts.keys() for name in form(texts[path], by_file[path])[1]]
+
+
+def _write_decoys(form: Form, folder: Path, functions: Iterable[str], own: Collection[str]) -> list[str]:
     """Makes decoys of those `functions` that stand in the task's `own` files below `folder`; returns them."""
     by_file: dict[str, list[str]] = {}
     for function in functions:
@@ -571,7 +596,7 @@ def _write_decoys(folder: Path, functions: Iterable[str], own: Collection[str]) 
     left = LeftFiles(folder)
     for path, names in by_file.items():
         try:
-            text, decoys = with_decoys(left.read(path).decode("utf-8"), names)
+            text, decoys = form(left.read(path).decode("utf-8"), names)
         except (LogUnreadable, UnicodeDecodeError):
             continue
         if decoys:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import resource
 import secrets
@@ -196,7 +197,7 @@ async def run_tree(command: TreeCommand, share: Share, *, out: RunOutput, timeou
     """
     mark = f"{MARK}={command.env[MARK]}".encode()
     group = run_group(share.limits)
-    UNDER_WAY.add(mark)
+    UNDER_WAY[mark] = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         with _readable(command.stdin) as standard_input:
             streams = (standard_input, out.descriptor, out.descriptor) if command.pipes is None else command.pipes
@@ -257,7 +258,7 @@ def end_tree(mark: bytes, group: RunGroup | None) -> None:
     kill_marked(mark)
     if group is not None:
         group.close()
-    UNDER_WAY.discard(mark)
+    UNDER_WAY.pop(mark, None)
 
 
 def kill_marked(mark: bytes) -> None:
@@ -277,8 +278,9 @@ def kill_marked(mark: bytes) -> None:
             return
 
 
-UNDER_WAY: set[bytes] = set()
-"""The marks of this process's runs."""
+UNDER_WAY: dict[bytes, float] = {}
+"""The marks of this process's runs, and when they began, in seconds since the machine did."""
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def locks_of(mark: bytes) -> int:
@@ -288,18 +290,19 @@ def locks_of(mark: bytes) -> int:
 
 def marked(mark: bytes) -> Iterator[int]:
     """The processes (except zombies) of the run with `mark`, by their environment or their limit of file locks, newest
-    first; and orphans of any run that hide: with another limit than this process's, but the number of no run."""
-    number, own, others, known = locks_of(mark), _limit_of_locks(os.getpid()), dict[int, int](), set(UNDER_WAY)
+    first; and orphans of any run that hide: with a lower limit than this process's, but the number of no run."""
+    number, own = locks_of(mark), _limit_of_locks(os.getpid())
+    known, lower = set(UNDER_WAY), dict[int, float]()
     for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc"))), reverse=True):
         locks, marks = _limit_of_locks(pid), _marks(pid)
         if (locks == number and _lives(pid)) or mark in marks:
             yield pid
         else:
             known.update(marks)
-            if locks not in (None, own):
-                others[pid] = locks
-    numbers = {locks_of(each) for each in known if each in UNDER_WAY or _is_of_another_runner(each)} if others else ()
-    if hiding := [pid for pid, locks in others.items() if locks not in numbers and _lives(pid)]:
+            if locks < own:
+                lower[pid] = locks
+    numbers = {locks_of(each) for each in known if each in UNDER_WAY or _is_of_another_runner(each)} if lower else ()
+    if hiding := [pid for pid, locks in lower.items() if locks not in numbers and _lives(pid)]:
         yield from _orphans(hiding)
 
 
@@ -308,7 +311,9 @@ def _newest_of(mark: bytes) -> Iterator[int]:
     number = locks_of(mark)
     for _ in range(LOOKS):
         newest = _newest()
-        yield from (pid for pid in range(newest - 1, newest + NEXT) if _limit_of_locks(pid) == number)
+        for pid in range(newest - 1, newest + NEXT):
+            if _limit_of_locks(pid) == number and _lives(pid):
+                yield pid
 
 
 def _newest() -> int:
@@ -322,11 +327,12 @@ def _marks(pid: int) -> list[bytes]:
     return []
 
 
-def _limit_of_locks(pid: int) -> int | None:
-    """None of a process that is gone, or another user's."""
+def _limit_of_locks(pid: int) -> float:
+    """Infinite without a limit, and of a process that is gone or another user's."""
     with suppress(OSError):
-        return resource.prlimit(pid, RLIMIT_LOCKS)[1]
-    return None
+        if (locks := resource.prlimit(pid, RLIMIT_LOCKS)[1]) != resource.RLIM_INFINITY:
+            return locks
+    return math.inf
 
 
 def _is_of_another_runner(mark: bytes) -> bool:
@@ -339,14 +345,16 @@ ORPHAN = """(while read -r _ _ _ parent _ < /proc/self/stat; [ "$parent" = $$ ];
 """Prints the process that gets this one's orphans: the first of all, or one above this that asked for them."""
 
 
-def _orphans(pids: Collection[int]) -> list[int]:
+def _orphans(pids: Collection[int]) -> Iterator[int]:
+    """Those that are orphans of this user, and began since a run did that is under way."""
     parent = subprocess.run(("/bin/sh", "-c", ORPHAN), stdout=subprocess.PIPE, check=False).stdout.strip()
-    found = list[int]()
+    began = (min(UNDER_WAY.values(), default=math.inf) * TICKS) - 1
     for pid in pids:
         with suppress(OSError, IndexError):
-            if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1] == parent:
-                found.append(pid)
-    return found
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            status = Path(f"/proc/{pid}/status").read_bytes()
+            if fields[1] == parent and int(fields[19]) >= began and b"\nUid:\t%d\t" % os.getuid() in status:
+                yield pid
 
 
 def _lives(pid: int) -> bool:

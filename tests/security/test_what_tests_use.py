@@ -13,7 +13,7 @@ from rolltap.harnesses.evaluators.intake import Intake, StartingState, is_of_tes
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Files
-from rolltap.types import Task
+from rolltap.types import UNPROTECTED, Task
 
 from ..plain_python import plain_python
 
@@ -66,6 +66,21 @@ async def test_an_agent_changes_no_assertion_that_tests_use(tmp_path: Path) -> N
     assert verdict.detail["dropped_test_changes"] == [helper]
     verdict, seen = await judged(source, {"calc.py": RIGHT}, tmp_path)
     assert verdict.scores[0].value == 1.0, seen
+
+
+@pytest.mark.parametrize("also", ["", "    assert add(0, 0) == 0\n"])
+async def test_tests_that_assert_nothing_themselves_are_not_trusted(also: str, tmp_path: Path) -> None:
+    """Their assertions are a file's that an agent may change, as its name says nothing."""
+    name = random.choice(("check", "assert_sum", "expect"))
+    source = {
+        "calc.py": WRONG,
+        "checks/common.py": f"def {name}(value, expected):\n    assert value == expected\n",
+        TESTS: f"from checks.common import {name}\nfrom calc import add\n\n"
+        f"def test_add():\n    {name}(add(2, 3), 5)\n{also}",
+    }
+    verdict, seen = await judged(source, {"checks/common.py": f"def {name}(*_): pass\n"}, tmp_path)
+    assert verdict.scores[0].value == 1.0, seen
+    assert (UNPROTECTED in verdict.detail) == (not also)
 
 
 STARTS = """\
