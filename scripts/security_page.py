@@ -457,6 +457,16 @@ CONTROLS = (
         ("security/test_games.py::test_what_is_no_action_of_a_game_pays_nothing",),
         "OpenEnv's games, which check their own; `Text` spaces",
     ),
+    Control(
+        "tests of which none asserts anything itself are `unprotected`",
+        ("security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted",),
+        "those beside a test that does",
+    ),
+    Control(
+        "a library's equality that never fails (`numpy.testing`) is found",
+        ("security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found",),
+        "its other assertions",
+    ),
 )  # fmt: skip
 
 

@@ -198,6 +198,10 @@ MUTANTS = (
            "security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found[finaliser]"),
     Mutant(79, "harnesses/agents/drivers/rolltap_gymnasium.py.txt", "if not env.action_space.contains(action):", "if False:",
            "security/test_games.py::test_what_is_no_action_of_a_game_pays_nothing"),
+    Mutant(80, "harnesses/evaluators/pytest_check.py", "await in_thread(_those, with_assertions, texts, passed) else None", "True else None",
+           "security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted"),
+    Mutant(81, "harnesses/evaluators/decoys.py", "if EQUALITY_OF_LIBRARIES.fullmatch(name_of(call.func)):", "if False:",
+           "security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found[library]"),
 )  # fmt: skip
 
 

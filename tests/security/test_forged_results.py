@@ -230,7 +230,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "finaliser": (
         "@pytest.fixture\ndef given():\n    yield {a}\n    assert add({a}, {b}) == {sum}\n\n"
         "def test_{n}(given):\n    assert given == {a}\n",
-        "import _pytest.fixtures\n_pytest.fixtures.FixtureDef.finish = lambda *args: None\n",
+        "import _pytest.fixtures\n_pytest.fixtures.FixtureDef.finish = lambda *args, **names: None\n",
     ),
     "set-up": (
         "class Test{n}(unittest.TestCase):\n    def setUp(self):\n        self.assertEqual(add({a}, {b}), {sum})\n\n"
@@ -253,9 +253,9 @@ PARTS: Mapping[str, tuple[str, str]] = {
         "import sys\ndef add(a, b):\n    sys._getframe(1).f_globals['check'] = lambda *args: None\n    return 0\n",
     ),
     "library": (
-        "import types\nlibrary = types.SimpleNamespace(assert_allclose=unittest.TestCase().assertAlmostEqual)\n\n"
-        "def test_{n}():\n    library.assert_allclose(add(0, 0), 0)\n    library.assert_allclose(add({a}, {b}), {sum})\n",
-        "import sys\ndef add(a, b):\n    sys._getframe(1).f_globals['library'].assert_allclose = lambda *args: None\n"
+        "import types\nlib = types.SimpleNamespace(assert_allclose=unittest.TestCase().assertAlmostEqual)\n\n"
+        "def test_{n}():\n    lib.assert_allclose(add(0, 0), 0)\n    lib.assert_allclose(add({a}, {b}), {sum})\n",
+        "import sys\ndef add(a, b):\n    sys._getframe(1).f_globals['lib'].assert_allclose = lambda *args: None\n"
         "    return 0\n",
     ),
     "method": (
