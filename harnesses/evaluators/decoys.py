@@ -251,13 +251,21 @@ def name_of(expression: ast.AST) -> str:
 
 
 def asserts(function: Function) -> bool:
-    """Whether something in it is written as an assertion: a decoy of any other says nothing."""
-    return any(
-        isinstance(each, ast.Assert)
-        or (isinstance(each, ast.Attribute) and ASSERTS.fullmatch(each.attr))
-        or (isinstance(each, ast.Name) and FUNCTIONS_THAT_ASSERT.fullmatch(each.id))
-        for each in ast.walk(function)
-    )
+    """Whether something in it, but in no function or class inside it, is written as an assertion: a decoy of any other
+    says nothing."""
+    waiting: list[ast.AST] = [*function.body]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        if (
+            isinstance(each, ast.Assert)
+            or (isinstance(each, ast.Attribute) and ASSERTS.fullmatch(each.attr))
+            or (isinstance(each, ast.Name) and FUNCTIONS_THAT_ASSERT.fullmatch(each.id))
+        ):
+            return True
+        waiting += ast.iter_child_nodes(each)
+    return False
 
 
 def _probe(statement: ast.stmt) -> list[ast.stmt]:

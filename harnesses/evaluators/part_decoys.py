@@ -1,4 +1,4 @@
-"""Decoys of what tests use in their own file: set-ups, fixtures with finalisers and helpers that assert.
+"""Decoys of what tests use in their own file: set-ups, fixtures, helpers and functions of their own that assert.
 
 Code under test may skip such a part and let the body of the test run as it is: a decoy of the body fails then, as it
 should. So in a file of its own each part fails at its end, and each test that surely runs it must fail.
@@ -7,6 +7,7 @@ should. So in a file of its own each part fails at its end, and each test that s
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
@@ -22,6 +23,8 @@ from rolltap.harnesses.evaluators.skeletons import is_unit_test
 
 OF_UNIT_TESTS, OF_PYTEST = frozenset(("setUp", "tearDown")), frozenset(("setup_method", "teardown_method"))
 FIXTURE = frozenset(("pytest.fixture", "fixture"))
+RUNS = re.compile(r"asyncio\.run|.*\.run_until_complete", re.DOTALL)
+"""Functions that run the coroutine which they get."""
 
 
 def with_failing_parts(source: str, functions: Collection[str]) -> tuple[str, list[str]]:
@@ -65,13 +68,13 @@ def _used(test: Function, scope: ast.ClassDef | None, module: Mapping[str, Funct
         is_called = (f"self.{name}", isinstance(part, ast.AsyncFunctionDef)) in called or name in always
         if (is_called and _is_plain(part)) or (name in arguments and _is_fixture(part, written)):
             yield part
-    for name, part in module.items():
+    for name, part in (module | _functions(test)).items():
         is_called = (name, isinstance(part, ast.AsyncFunctionDef)) in called and name not in arguments
         if (is_called and _is_plain(part)) or (name in arguments - own.keys() and _is_fixture(part, written)):
             yield part
 
 
-def _functions(scope: ast.Module | ast.ClassDef) -> dict[str, Function]:
+def _functions(scope: ast.Module | ast.ClassDef | Function) -> dict[str, Function]:
     """By name, but for names that several have."""
     every = [each for each in scope.body if isinstance(each, FUNCTIONS)]
     counts = Counter(each.name for each in every)
@@ -79,15 +82,20 @@ def _functions(scope: ast.Module | ast.ClassDef) -> dict[str, Function]:
 
 
 def _called(test: Function) -> Iterator[tuple[str, bool]]:
-    """What the test calls as statements of its own, and whether it awaits that."""
+    """What the test calls as statements of its own, and whether that is awaited."""
     for statement in test.body:
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+            continue
         if any(isinstance(each, ast.Return | ast.Yield | ast.YieldFrom) for each in ast.walk(statement)):
             return
-        if isinstance(statement, ast.Expr):
-            is_awaited = isinstance(statement.value, ast.Await)
-            call = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
-            if isinstance(call, ast.Call):
-                yield ast.unparse(call.func), is_awaited
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        is_awaited = isinstance(call, ast.Await)
+        if isinstance(call, ast.Await):
+            call = call.value
+        elif isinstance(call, ast.Call) and call.args and RUNS.fullmatch(ast.unparse(call.func)):
+            call, is_awaited = call.args[0], True
+        if isinstance(call, ast.Call):
+            yield ast.unparse(call.func), is_awaited
 
 
 def _is_plain(part: Function) -> bool:

@@ -9,9 +9,9 @@ expected to fail, is left out if it ends so without the agent's changes, too; on
 pass. Our own plug-in counts; reports of other plug-ins are ignored.
 
 The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore, decoys of the
-tests run in two other clean workspaces (`decoys.py`, `quiet_decoys.py`): one that passes with the agent's code, but not
-without it, is tampering, and the reward is 0.0. With the second kind the tests themselves run again, at the same time,
-so that a clock doesn't tell which run is which.
+tests run in other clean workspaces (`decoys.py`, `part_decoys.py`, `quiet_decoys.py`): one that passes with the agent's
+code, but not without it, is tampering, and the reward is 0.0. With the last kind the tests themselves run again, at the
+same time, so that a clock doesn't tell which run is which.
 """
 
 from __future__ import annotations
@@ -328,16 +328,19 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         return await read_for_evaluation(read_results, clean.home_folder, exit_.output)
 
     async def _passing_decoys(self, evidence: Evidence, results: Results, texts: Mapping[str, str]) -> list[str] | None:
-        """The decoys that pass only with the agent's code; None if there are none of these tests.
+        """The decoys that pass only with the agent's code; None if there are none of these tests that say anything.
 
-        Raises `EvaluatorFailed` if the agent's code leaves no result of a decoy.
+        `texts`: the test files, as they were before the agent's code ran. Raises `EvaluatorFailed` if the agent's code
+        leaves no result of a decoy.
         """
         passing = await self._passing_of(with_decoys, evidence, results)
         passed = {function_of(node) for node, ok in results.items() if ok}
-        using = await in_thread(_those, with_failing_parts, texts, passed)
-        if passing or not using:
-            return passing if passing or await in_thread(_those, with_assertions, texts, passed) else None
-        return await self._passing_of(with_failing_parts, evidence, dict.fromkeys(using)) or passing
+        if passing:
+            return passing
+        if using := await in_thread(_those, with_failing_parts, texts, passed):
+            parts = await self._passing_of(with_failing_parts, evidence, dict.fromkeys(using))
+            return passing if parts is None else parts
+        return passing if await in_thread(_those, with_assertions, texts, passed) else None
 
     async def _passing_of(self, form: Form, evidence: Evidence, results: Results) -> list[str] | None:
         outcomes = await self._outcomes(form, evidence.anew(), results)

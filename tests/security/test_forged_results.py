@@ -252,6 +252,11 @@ PARTS: Mapping[str, tuple[str, str]] = {
         "def test_{n}():\n    assert add(0, 0) == 0\n    check(add({a}, {b}), {sum})\n",
         "import sys\ndef add(a, b):\n    sys._getframe(1).f_globals['check'] = lambda *args: None\n    return 0\n",
     ),
+    "coroutine": (
+        "import asyncio\n\ndef test_{n}():\n    async def go():\n        assert add({a}, {b}) == {sum}\n"
+        "    asyncio.run(go())\n",
+        "import asyncio\nasyncio.run = lambda coroutine: coroutine.close()\n",
+    ),
     "library": (
         "import types\nlib = types.SimpleNamespace(assert_allclose=unittest.TestCase().assertAlmostEqual)\n\n"
         "def test_{n}():\n    lib.assert_allclose(add(0, 0), 0)\n    lib.assert_allclose(add({a}, {b}), {sum})\n",
