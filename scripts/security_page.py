@@ -467,6 +467,11 @@ CONTROLS = (
         ("security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found",),
         "its other assertions",
     ),
+    Control(
+        "limits count what leaves its run's session and parents, too",
+        ("unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share",),
+        "in `process`, what changes its limits: it is ended with its run",
+    ),
 )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ from rolltap.harnesses.base import (
 from rolltap.harnesses.runtimes.cgroup import RunGroup, run_group
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.left_runs import end_left_processes, is_running, runner_identity
-from rolltap.harnesses.runtimes.watchdog import WATCHDOG, WatchedRun
+from rolltap.harnesses.runtimes.watchdog import RLIMIT_LOCKS, WATCHDOG, WatchedRun
 from rolltap.harnesses.threads import in_thread
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -149,7 +149,6 @@ class ProcessRuntime:
 
 MARK = "ROLLTAP_WORKSPACE"
 """Variable of a run's processes: its runner's identity (`left_runs`), a dot, and what is the run's own."""
-RLIMIT_LOCKS = 10
 SWEEPS, QUIET = 100, 3
 LOOKS, NEXT = 50, 6
 
@@ -217,7 +216,8 @@ async def run_tree(command: TreeCommand, share: Share, *, out: RunOutput, timeou
         if isinstance(error, FileNotFoundError):
             raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
         raise RuntimeFailed(f"can't start {command.argv[0]!r}: {error}") from error
-    run = WatchedRun(process.pid, share.limits, (*share.folders, out.path), lambda: kill_group(process.pid))
+    folders = (*share.folders, out.path)
+    run = WatchedRun(process.pid, share.limits, folders, lambda: kill_group(process.pid), locks_of(mark))
     WATCHDOG.watch(run)
     code, ending = None, None
     try:

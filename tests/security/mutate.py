@@ -202,6 +202,8 @@ MUTANTS = (
            "security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted"),
     Mutant(81, "harnesses/evaluators/decoys.py", "if EQUALITY_OF_LIBRARIES.fullmatch(name_of(call.func)):", "if False:",
            "security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found[library]"),
+    Mutant(82, "harnesses/runtimes/watchdog.py", ", *(self.numbers.get(number, ()) if number else ())", "",
+           "unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share[process-memory of orphans]"),
 )  # fmt: skip
 
 

@@ -212,6 +212,18 @@ BOMB = "f() { [ $1 = 0 ] && exec sleep 60; f $(($1 - 1)) & f $(($1 - 1)) & wait;
 """It doubles five times and stops at 63 processes, also where nothing else stops it."""
 MEMORY = "import time; block = b'x' * (200 << 20); time.sleep(60)"
 MANY = "import os, time; os.fork(); os.fork(); block = b'x' * (40 << 20); time.sleep(60)"
+ORPHANS = """
+import os, time
+for _ in range({count}):
+    if not os.fork():
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        block = b"x" * ({mb} << 20)
+        time.sleep(60)
+    os.wait()
+time.sleep(60)
+"""
 FILES = "import os; [os.open('/dev/null', 0) for _ in range(300)]"
 UNLINKED = """
 import os, time
@@ -248,6 +260,12 @@ GREEDY = {
     "a fork bomb": (("bash", "-c", BOMB), {"processes": 20}, "over 20 processes"),
     "memory of one": ((INTERPRETER, "-c", MEMORY), {"memory_mb": 100}, "MemoryError"),
     "memory of many": ((INTERPRETER, "-c", MANY), {"memory_mb": 100}, "over 100 MB of memory"),
+    "memory of orphans": (
+        (INTERPRETER, "-c", ORPHANS.format(count=4, mb=40)),
+        {"memory_mb": 100},
+        "over 100 MB of memory",
+    ),
+    "orphans": ((INTERPRETER, "-c", ORPHANS.format(count=40, mb=0)), {"processes": 30}, "over 30 processes"),
     "disk": (("bash", "-c", DISK), {"disk_mb": 30}, "over 30 MB of disk"),
     "disk by deleted files": ((INTERPRETER, "-c", UNLINKED), {"disk_mb": 30}, "over 30 MB of disk"),
     "disk by deep folders": ((INTERPRETER, "-c", DEEP), {"disk_mb": 30}, "over 30 MB of disk"),
