@@ -23,10 +23,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import IO, ClassVar, NamedTuple, Self
 
@@ -150,7 +149,7 @@ class ProcessRuntime:
 MARK = "ROLLTAP_WORKSPACE"
 """Variable of a run's processes: its runner's identity (`left_runs`), a dot, and what is the run's own."""
 SWEEPS, QUIET = 100, 3
-LOOKS, NEXT = 50, 6
+LOOKS, NEXT = 20, 6
 
 
 def new_mark() -> str:
@@ -262,20 +261,28 @@ def end_tree(mark: bytes, group: RunGroup | None) -> None:
 
 
 def kill_marked(mark: bytes) -> None:
-    """Kills the groups of the processes that `marked` finds, until a sweep finds none in which none began, or `QUIET`
-    sweeps find none: what forks and ends sooner than it is found is hunted among the newest processes."""
+    """Kills the groups of the processes that `marked` finds, until a sweep finds none. If processes began meanwhile, it
+    hunts until `QUIET` rounds find none: what forks and ends at once is gone before a sweep comes to it."""
+    newest = _newest()
+    for _ in range(SWEEPS):
+        if not _killed(marked(mark)):
+            break
+        time.sleep(0.01)
     quiet = 0
-    for sweep in range(SWEEPS):
-        newest, found = _newest(), False
-        for pid in chain(_newest_of(mark) if sweep else (), marked(mark)):
-            found = True
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(os.getpgid(pid), signal.SIGKILL)
-        if found:
-            time.sleep(0.01)
-        quiet = 0 if found else quiet + 1
-        if quiet == QUIET or (quiet and _newest() == newest):
+    for _ in range(SWEEPS):
+        before, newest = newest, _newest()
+        if quiet == QUIET or newest == before:
             return
+        quiet = 0 if _killed(_hunted(locks_of(mark))) else quiet + 1
+
+
+def _killed(pids: Iterable[int]) -> bool:
+    found = False
+    for pid in pids:
+        found = True
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(os.getpgid(pid), signal.SIGKILL)
+    return found
 
 
 UNDER_WAY: dict[bytes, float] = {}
@@ -306,14 +313,16 @@ def marked(mark: bytes) -> Iterator[int]:
         yield from _orphans(hiding)
 
 
-def _newest_of(mark: bytes) -> Iterator[int]:
-    """Those of a run among the newest processes, and the next ones, while it looks."""
-    number = locks_of(mark)
+def _hunted(number: int) -> Iterator[int]:
+    """The processes with this limit of file locks, first among the newest, and the next ones, while it looks."""
     for _ in range(LOOKS):
         newest = _newest()
-        for pid in range(newest - 1, newest + NEXT):
-            if _limit_of_locks(pid) == number and _lives(pid):
-                yield pid
+        yield from _with_limit(number, range(newest - 1, newest + NEXT))
+    yield from _with_limit(number, map(int, filter(str.isdigit, os.listdir("/proc"))))
+
+
+def _with_limit(number: int, pids: Iterable[int]) -> Iterator[int]:
+    return (pid for pid in pids if _limit_of_locks(pid) == number and _lives(pid))
 
 
 def _newest() -> int:

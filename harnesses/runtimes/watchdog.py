@@ -179,8 +179,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(eq=False)
 class WatchedRun:
-    """A run whose first process is `pid`. `kill` ends it; `number` marks its processes, as their limit of file locks (0:
-    none); `excess` is the limit that it exceeded."""
+    """A run whose first process is `pid`. `kill` ends it; `excess` is the limit that it exceeded. `number` marks its
+    processes, as their limit of file locks; 0: nothing does."""
 
     pid: int
     limits: Limits
