@@ -458,20 +458,25 @@ def _same(one: Path, other: Path) -> bool:
 
 log = logging.getLogger("rolltap.runner")
 
+CHANGEABLE = ("-type", "d,f", "-execdir", "chattr", "-f", "-ia", "{}", "+")
+"""Arguments of `find`, which goes into folders of any depth."""
+
 
 def remove(path: Path) -> None:
     """Removes a file or a folder with all that is in it; links are removed, not followed. Never raises: a removal
     that fails is the agent's doing, and logged.
 
     Python's own removal goes one call deeper with each folder, which an agent can nest as it likes. The name goes
-    first, so that work on the folder that still goes on in a thread ends with an error, and makes nothing anew.
+    first, so that work on the folder that still goes on in a thread ends with an error, and makes nothing anew. Root's
+    agent may have made files immutable.
     """
     if not os.path.lexists(path):
         return
     with suppress(OSError):  # a mount can't be renamed
         path = path.rename(path.with_name(f"{path.name[:200]}-{secrets.token_hex(8)}"))
-    for command in (("rm", "-rf"), ("chmod", "-R", "u+rwX"), ("rm", "-rf")):
-        subprocess.run([*command, "--", str(path)], capture_output=True, check=False)
+    removal = ("rm", "-rf", "--", place := str(path))
+    for command in (removal, ("chmod", "-R", "u+rwX", "--", place), removal, ("find", place, *CHANGEABLE), removal):
+        subprocess.run(command, capture_output=True, check=False)
         if not os.path.lexists(path):
             return
     log.error("%s can't be removed: remove it by hand", path)

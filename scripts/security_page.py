@@ -339,7 +339,7 @@ CONTROLS = (
         ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",
          "unit/harnesses/test_containers.py::test_processes_of_a_killed_runner_are_ended_by_the_next",
          "unit/harnesses/test_containers.py::test_containers_of_a_killed_runner_are_removed_by_the_next"),
-        "in `process`, one that changes its limits as well, which only root can raise again",
+        "in `process`, root's that raises its limits as well",
     ),
     Control(
         "slow work on an agent's files, however much, delays no heartbeat and takes no time of others' evaluations",
@@ -412,6 +412,65 @@ CONTROLS = (
     Control(
         "tenants import the same file, and neither learns of the other",
         ("unit/exporters/test_import.py::test_tenants_import_the_same_file",),
+    ),
+    Control(
+        "an orphan that lowers its limits to those of no run is ended with its run",
+        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",),
+    ),
+    Control(
+        "no debugger tells the first process of a sandbox to outlive its run",
+        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",
+         "unit/harnesses/test_hostile.py::test_the_filter_of_each_machine_refuses_its_own_numbers_only"),
+        "machines without a filter of system calls (neither x86-64 nor arm64)",
+    ),
+    Control(
+        "what forks and ends at once does not outlive its run",
+        ("unit/harnesses/test_hostile.py::test_no_process_escapes_by_forking",),
+        "in `process`, without a cgroup: by chance, one among very many",
+    ),
+    Control(
+        "files that root's agent made immutable are removed with its run",
+        ("security/test_removed_folders.py::test_what_can_not_be_changed_is_removed",),
+    ),
+    Control(
+        "an agent changes no module whose name says that tests use it",
+        ("security/test_what_tests_use.py::test_names_of_what_tests_use",
+         "security/test_what_tests_use.py::test_an_agent_changes_no_assertion_that_tests_use"),
+        "modules with assertions under other names",
+    ),
+    Control(
+        "no new module of the agent's is an installed one for a Python that a test starts",
+        ("security/test_what_tests_use.py::test_no_new_module_is_an_installed_one_for_a_python_that_a_test_starts",),
+    ),
+    Control(
+        "new files push no change of the task's files out of what a judge model sees",
+        ("unit/harnesses/test_evaluators.py::test_new_files_push_no_change_of_the_tasks_out",),
+    ),
+    Control(
+        "code that skips a set-up, a fixture or a helper which asserts for a test is worth 0 and counted",
+        ("security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found",
+         "security/test_forged_results.py::test_only_tests_that_surely_run_a_part_must_fail"),
+        "parts in other files, and those that a test may leave out",
+    ),
+    Control(
+        "a reply outside of a game's action space is no action",
+        ("security/test_games.py::test_what_is_no_action_of_a_game_pays_nothing",),
+        "OpenEnv's games, which check their own; `Text` spaces",
+    ),
+    Control(
+        "tests of which none asserts anything itself are `unprotected`",
+        ("security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted",),
+        "those beside a test that does",
+    ),
+    Control(
+        "a library's equality that never fails (`numpy.testing`) is found",
+        ("security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found",),
+        "its other assertions",
+    ),
+    Control(
+        "limits count what leaves its run's session and parents, too",
+        ("unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share",),
+        "in `process`, what changes its limits: it is ended with its run",
     ),
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ import ast
 import inspect
 import random
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 LAST = "assert 0 == 1"
@@ -44,6 +44,11 @@ assert callable(0)
 
 EQUALITY = re.compile(r"assert(?!Not)\w*Equals?")
 """Methods of a `unittest.TestCase`."""
+EQUALITY_OF_LIBRARIES = re.compile(r"assert_(\w+_)?equal|assert_allclose")
+"""Functions, as of `numpy.testing`: nothing equals an object of its own."""
+ASSERTS = re.compile(r"assert\w*|raises|warns|fail")
+"""Names of methods that assert; of functions only `FUNCTIONS_THAT_ASSERT`, as any other may be the agent's."""
+FUNCTIONS_THAT_ASSERT = re.compile(rf"{EQUALITY_OF_LIBRARIES.pattern}|raises|warns|fail")
 COMPARISONS = (ast.Eq, ast.In, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 """Those that a value of the code under test decides."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -105,7 +110,8 @@ def with_decoys(source: str, functions: Collection[str]) -> tuple[str, list[str]
     try:
         tree = ast.parse(source)
         probes = _Probes(f"_{random.getrandbits(64):x}", random.randrange(10**3, 10**4))
-        made = [name for name in functions if _make_decoy(tree, name.split("::"), probes)]
+        assigned = assigned_names(tree)
+        made = [name for name in functions if _make_decoy(function_to_change(tree, name, assigned), probes)]
         after = next((number for number, each in enumerate(tree.body) if not comes_first(each)), len(tree.body))
         tree.body[after:after] = probes.functions()
         text = ast.unparse(ast.fix_missing_locations(tree))
@@ -115,6 +121,16 @@ def with_decoys(source: str, functions: Collection[str]) -> tuple[str, list[str]
     return text, made
 
 
+def with_assertions(source: str, functions: Collection[str]) -> tuple[str, list[str]]:
+    """The test file as it is, and those of the `functions` that `assert`."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source, []
+    found = {name: function_to_change(tree, name, ()) for name in functions}
+    return source, [name for name, function in found.items() if function is not None and asserts(function)]
+
+
 def comes_first(statement: ast.stmt) -> bool:
     """Whether it is a docstring, or an import from `__future__`."""
     if isinstance(statement, ast.ImportFrom):
@@ -122,17 +138,21 @@ def comes_first(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def function_to_change(tree: ast.Module, names: Sequence[str]) -> Function | None:
-    """The function of these names; None if the file doesn't define it, or something around it may run another or catch
-    what it raises: a decorator (`@raises(ValueError)`), an assignment (`test_x = raises(ValueError)(test_x)`)."""
-    body: list[ast.stmt] = tree.body
+def assigned_names(tree: ast.Module) -> set[str]:
+    """All that a file assigns, in any scope."""
+    return {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+
+
+def function_to_change(tree: ast.Module, test: str, assigned: Collection[str]) -> Function | None:
+    """The function of a test; None if the file doesn't define it, or something around it may run another or catch what
+    it raises: a decorator (`@raises(ValueError)`), an assignment (`test_x = raises(ValueError)(test_x)`)."""
+    body, names = tree.body, test.split("::")
     for name in names[:-1]:
         body = next((each.body for each in reversed(body) if isinstance(each, ast.ClassDef) and each.name == name), [])
     function = next((each for each in reversed(body) if isinstance(each, FUNCTIONS) and each.name == names[-1]), None)
-    if function is None or not all(_is_known(each) for each in function.decorator_list):
+    if function is None or function.name in assigned:
         return None
-    stored = (each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
-    return None if function.name in stored else function
+    return function if all(_is_known(each) for each in function.decorator_list) else None
 
 
 def _is_known(decorator: ast.expr) -> bool:
@@ -141,9 +161,8 @@ def _is_known(decorator: ast.expr) -> bool:
     return isinstance(decorator, ast.Name) and decorator.id in KNOWN_DECORATORS
 
 
-def _make_decoy(tree: ast.Module, names: Sequence[str], probes: _Probes) -> bool:
-    """Changes the function of these names. False if it can't be."""
-    function = function_to_change(tree, names)
+def _make_decoy(function: Function | None, probes: _Probes) -> bool:
+    """Changes the function. False if there is none."""
     if function is None:
         return False
     function.body = [changed for statement in function.body for changed in probes.of(statement)]
@@ -201,13 +220,16 @@ class _Probes(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
         call = node.value
         if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and EQUALITY.fullmatch(call.func.attr)
-            and not any(isinstance(each, ast.Starred) for each in call.args)
-            and len(call.args) >= 2
+            not isinstance(call, ast.Call)
+            or any(isinstance(each, ast.Starred) for each in call.args)
+            or len(call.args) < 2
         ):
+            return node
+        if isinstance(call.func, ast.Attribute) and EQUALITY.fullmatch(call.func.attr):
             return _probe(ast.Assert(self._other(ast.Eq(), call.args[0], call.args[1])))
+        if EQUALITY_OF_LIBRARIES.fullmatch(name_of(call.func)):
+            thing = ast.Call(ast.Name("object", ast.Load()), [], [])
+            return _probe(ast.Expr(ast.Call(call.func, [call.args[0], thing, *call.args[2:]], call.keywords)))
         return node
 
     def _other(self, operator: ast.cmpop, left: ast.expr, right: ast.expr) -> ast.expr:
@@ -221,6 +243,29 @@ class _Probes(ast.NodeTransformer):
                     continue
         name, salt = ast.Constant(type(operator).__name__), ast.Constant(self._salt)
         return ast.Call(ast.Name(f"{self._prefix}_forged", ast.Load()), [name, left, right, salt], [])
+
+
+def name_of(expression: ast.AST) -> str:
+    """The last name of `x` or `x.y`; "" for anything else."""
+    return getattr(expression, "attr", "") or getattr(expression, "id", "")
+
+
+def asserts(function: Function) -> bool:
+    """Whether something in it, but in no function or class inside it, is written as an assertion: a decoy of any other
+    says nothing."""
+    waiting: list[ast.AST] = [*function.body]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        if (
+            isinstance(each, ast.Assert)
+            or (isinstance(each, ast.Attribute) and ASSERTS.fullmatch(each.attr))
+            or (isinstance(each, ast.Name) and FUNCTIONS_THAT_ASSERT.fullmatch(each.id))
+        ):
+            return True
+        waiting += ast.iter_child_nodes(each)
+    return False
 
 
 def _probe(statement: ast.stmt) -> list[ast.stmt]:

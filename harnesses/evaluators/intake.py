@@ -31,8 +31,11 @@ DOCUMENTS = re.compile(r"\.(txt|md|rst|csv|tsv|html|css|svg|tex|po|png|jpg|gif|p
 PLAIN = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_-]{0,99}|__init__|__main__")
 """A folder, or a file without its suffix: no dot, so neither hidden nor `jest.config.js` or `x.cpython-311.so`."""
 
-FOLDER_OF_TESTS = re.compile(r"(tests?|specs?|testing)(\..+)?", re.IGNORECASE | re.DOTALL)
-"""The name of a folder with tests, or of a file with all of them."""
+FOLDER_OF_TESTS = re.compile(
+    r"((.+[_-])?(unit|doc|func)?tests?\d*(ing|utils?|lib|suite|cases?|data|base|helpers?|support)?([_-].+)?|specs?)(\..+)?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The name of a folder with tests, or with what they use, or of a file with all of that."""
 FILE_OF_TESTS = re.compile(r"test_.*\..*|.*(_test|[._]spec|\.test)\.[^.]*", re.IGNORECASE | re.DOTALL)
 PLACES = frozenset(
     (
@@ -138,16 +141,16 @@ class Intake:
             or (is_new and name.lower() in NAMES_OF_NEW)
             or CONFIGURES.fullmatch(path.rpartition("/")[2]) is not None
             or any(each.endswith((".dist-info", ".egg-info", ".egg")) for each in folders)
-            or (is_new and (self._shadows(path) or self._displaces(path)))
+            or (is_new and (not sys.stdlib_module_names.isdisjoint(self.names(path)) or self._displaces(path)))
         )
 
-    def _shadows(self, path: str) -> bool:
-        """Whether a new module has the name of one of Python's own, in a folder that Python may import from."""
-        return any(
-            inner.rpartition("/")[2].partition(".")[0] in sys.stdlib_module_names and folder in self.start.roots
+    def names(self, path: str) -> set[str]:
+        """The names by which Python may import the new `path`, or what it lies in, before an installed module."""
+        return {
+            inner.rpartition("/")[2].partition(".")[0]
             for folder, inner in self._in_task(path)
-            if inner == path or inner not in self.start.folders
-        )
+            if folder in self.start.roots and (inner == path or inner not in self.start.folders)
+        }
 
     def _displaces(self, path: str) -> bool:
         """Whether an import would find the new `path` instead of a file or folder of the task."""

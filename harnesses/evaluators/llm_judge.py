@@ -29,7 +29,7 @@ from rolltap.harnesses.evaluators.rewards import parse_reward
 from rolltap.harnesses.left_files import DEEPEST, UNSEEN, Change, ChangeKind, LeftFiles, changes
 from rolltap.harnesses.threads import in_thread
 
-SHOWN_BYTES = 20_000
+SHOWN_BYTES, OWN_BYTES = 20_000, 15_000
 OUTPUT_CHARS = 4_000
 NAMED_FILES, NAME_CHARS = 400, 200
 PROMPT = """\
@@ -142,8 +142,8 @@ def shown_changes(folder: Path, agent_changes: Sequence[Change], mark: str) -> t
     """A sentence about what is shown and left out; and the changed files, each with a share of `SHOWN_BYTES`, below a
     heading with the `mark`.
 
-    Files of the task come before new ones, since an agent can create any number. Small files are shown whole; the
-    others share the rest equally and show their beginning and their end.
+    Files of the task come before new ones, and have a part of the bytes of their own, since an agent can create any
+    number. Small files are shown whole; the others share the rest equally and show their beginning and their end.
     """
     added_last = sorted(agent_changes, key=lambda change: change.kind is ChangeKind.ADDED)
     named = added_last[:NAMED_FILES]
@@ -151,7 +151,10 @@ def shown_changes(folder: Path, agent_changes: Sequence[Change], mark: str) -> t
         change.path: 0 if change.kind is ChangeKind.DELETED else os.lstat(folder / change.path).st_size
         for change in named
     }
-    shares = fair_shares(sizes, SHOWN_BYTES)
+    own = {change.path: sizes[change.path] for change in named if change.kind is not ChangeKind.ADDED}
+    shares = fair_shares(own, OWN_BYTES)
+    new = {path: size for path, size in sizes.items() if path not in own}
+    shares |= fair_shares(new, SHOWN_BYTES - sum(shares.values()))
     parts = [
         f"## {mark} {json.dumps(change.path)[:NAME_CHARS]} ({change.kind.value})\n"
         + _text(folder, change, shares[change.path])

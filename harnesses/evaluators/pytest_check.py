@@ -9,9 +9,9 @@ expected to fail, is left out if it ends so without the agent's changes, too; on
 pass. Our own plug-in counts; reports of other plug-ins are ignored.
 
 The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore, decoys of the
-tests run in two other clean workspaces (`decoys.py`, `quiet_decoys.py`): one that passes with the agent's code, but not
-without it, is tampering, and the reward is 0.0. With the second kind the tests themselves run again, at the same time,
-so that a clock doesn't tell which run is which.
+tests run in other clean workspaces (`decoys.py`, `part_decoys.py`, `quiet_decoys.py`): one that passes with the agent's
+code, but not without it, is tampering, and the reward is 0.0. With the last kind the tests themselves run again, at the
+same time, so that a clock doesn't tell which run is which.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from typing import Any
 from rolltap.errors import EvaluatorFailed, LogUnreadable, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, with_decoys
+from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, with_assertions, with_decoys
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
+from rolltap.harnesses.evaluators.part_decoys import with_failing_parts
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
 from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton, without_what_fails
@@ -66,7 +67,11 @@ import pytest
 
 WORK = os.path.join(os.getcwd(), "")
 with open(sys.argv[2], encoding="utf-8") as file:
-    NEW = set(json.load(file))
+    NEW = json.load(file)
+for name in NEW:
+    if NEW[name] and PathFinder.find_spec(name):
+        for path in filter(os.path.lexists, NEW[name]):
+            os.unlink(path)
 
 class Installed:
     @staticmethod
@@ -94,10 +99,12 @@ class Results:
 sys.exit(pytest.main(sys.argv[3:], plugins=[WorkingCopy(), Results()]))
 """
 """`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path, and no
-new module of the agent's takes the place of an installed one."""
+new module of the agent's takes the place of an installed one: not here, nor in another Python that a test starts."""
 
 Results = dict[str, bool | None]
 Run = Callable[[], Coroutine[Any, Any, Results]]
+Form = Callable[[str, Collection[str]], tuple[str, list[str]]]
+"""Makes decoys in a test file: its new text, and which of the functions they are."""
 
 DECOYS = "the tests with other expectations"
 SKELETON = "what tests there are, without their code"
@@ -109,8 +116,11 @@ PROOF = 2
 code that makes up the results of a whole run at random is right in one of four pairs of the first kind, in none of the
 second."""
 
-MOST_DECOYS = 50
+MOST_DECOYS = 1000
 """The most test functions of which decoys are made: first of `must_pass`, then at random of `keep_passing`."""
+
+QUICKLY = ("--tb=native",)
+"""As pytest's own form of a failure reads the whole file again."""
 
 SETTINGS = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
@@ -126,15 +136,15 @@ class _Place:
     """A clean workspace in which tests can run once: what runs there may change it.
 
     `configuration`: the task's file with pytest's settings. `new`: names by which new files of the agent's could be
-    imported. `own`: the task's files, as the task has them. `visible`: the texts of those of them that the task's patch
-    changes, before it.
+    imported; of each, the files that go if it is an installed module's. `own`: the task's files, as the task has them.
+    `visible`: the texts of those of them that the task's patch changes, before it.
     """
 
     clean: Workspace
     configuration: str
     changed: list[Change]
     dropped: list[Change]
-    new: set[str]
+    new: dict[str, list[str]]
     own: Collection[str]
     visible: Mapping[str, str]
 
@@ -190,17 +200,18 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         results = await self._run(evidence, place, {}, "the tests")
         left_out, lost = await self._without_agent(evidence, texts, results)
         passed = self._passed(results | dict.fromkeys(lost, False), left_out)
+        dropped = [*(each.path for each in place.dropped), *await in_thread(_removed, place)]
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
             "failed": [test for test, ok in passed.items() if not ok],
             "changed": len(place.changed),
-            "dropped_test_changes": [change.path for change in place.dropped[:NAMED_CHANGES]],
+            "dropped_test_changes": dropped[:NAMED_CHANGES],
         }
         if detail["failed"]:
             return Verdict((Score(0.0),), detail)
         if not self.decoys:
             return Verdict((Score(1.0),), {**detail, UNPROTECTED: "its results are not checked by decoys"})
-        passing = await self._passing_decoys(evidence, results)
+        passing = await self._passing_decoys(evidence, results, texts)
         if not passing:
             quiet, failed = await self._passing_quiet_decoys(evidence, results, left_out)
             if failed:
@@ -293,15 +304,17 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         configuration = await in_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
         dropped = await in_thread(apply_changes, changed, agents, clean.folder, intake.brings)
-        new = {name for change in changed for name in _module_names(change.path) if change.path not in start.files}
+        new = _new_names([each.path for each in changed if each.path not in start.files], intake)
         own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible)
 
-    async def _run(self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str) -> Results:
+    async def _run(
+        self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str, options: Iterable[str] = ()
+    ) -> Results:
         """Runs the named tests from files that are written anew, those of `texts` with these."""
         files = {**dict.fromkeys(self._files_of(place)), **texts}
         await in_thread(_write_again, place.clean.folder, files)
-        return await self._results(evidence, place, step, self._tests)
+        return await self._results(evidence, place, step, [*options, *self._tests])
 
     async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> Results:
         """Runs `tests`. Returns what `read_results` does."""
@@ -309,20 +322,31 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         chosen = clean.workdir / place.configuration if place.configuration else clean.home / CONFIGURATION
         options = ("-q", "-p", "no:cacheprovider", "-c", str(chosen), f"--rootdir={clean.workdir}")
         arguments = (str(clean.home / RESULTS), str(clean.home / NEW), *options, *dict.fromkeys(tests))
-        files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(sorted(place.new))}
+        files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(place.new)}
         launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files=files_of_home)
         exit_ = await evidence.run(clean, step, launch)
         return await read_for_evaluation(read_results, clean.home_folder, exit_.output)
 
-    async def _passing_decoys(self, evidence: Evidence, results: Results) -> list[str] | None:
-        """The decoys that pass only with the agent's code; None if there are none of these tests.
+    async def _passing_decoys(self, evidence: Evidence, results: Results, texts: Mapping[str, str]) -> list[str] | None:
+        """The decoys that pass only with the agent's code; None if there are none of these tests that say anything.
 
-        Raises `EvaluatorFailed` if the agent's code leaves no result of a decoy.
+        `texts`: the test files, as they were before the agent's code ran. Raises `EvaluatorFailed` if the agent's code
+        leaves no result of a decoy.
         """
-        outcomes = await self._outcomes(evidence.anew(), results)
+        passing = await self._passing_of(with_decoys, evidence, results)
+        passed = {function_of(node) for node, ok in results.items() if ok}
+        if passing:
+            return passing
+        if using := await in_thread(_those, with_failing_parts, texts, passed):
+            parts = await self._passing_of(with_failing_parts, evidence, dict.fromkeys(using))
+            return passing if parts is None else parts
+        return passing if await in_thread(_those, with_assertions, texts, passed) else None
+
+    async def _passing_of(self, form: Form, evidence: Evidence, results: Results) -> list[str] | None:
+        outcomes = await self._outcomes(form, evidence.anew(), results)
         odd = {function for function, outcome in outcomes.items() if outcome is not False}
         if odd:  # is it the tests' own doing?
-            own = await self._outcomes(evidence.anew(), dict.fromkeys(odd), of_agent=False)
+            own = await self._outcomes(form, evidence.anew(), dict.fromkeys(odd), of_agent=False)
             odd -= {function for function in odd if own.get(function) == outcomes[function]}
         if passing := sorted(function for function in odd if outcomes[function]):
             return passing
@@ -374,7 +398,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             _quiet_texts(place, files, part) for place, part in zip(places, (made[half:], made[:half]), strict=True)
         ]
         one, other = (
-            partial(self._run, again, place, texts, DECOYS if decoys else "the tests again")
+            partial(self._run, again, place, texts, DECOYS if decoys else "the tests again", QUICKLY)
             for place, (texts, decoys) in zip(places, drawn, strict=True)
         )
         runs = await _both(one, other, at_once=places[0].clean.is_sandboxed)
@@ -390,19 +414,19 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             if odd := _passed_functions(results) & {*decoys}:  # one that passes without the agent's code says nothing
                 again = evidence.anew()
                 own = await self._place(again, of_agent=False)
-                passing |= odd - _passed_functions(await self._run(again, own, texts, DECOYS))
+                passing |= odd - _passed_functions(await self._run(again, own, texts, DECOYS, QUICKLY))
         failed = [test for test, ok in self._passed(unchanged, left_out).items() if not ok]
         return _Pair(sorted(passing), failed, PROOF if half else 1)
 
     async def _outcomes(
-        self, evidence: Evidence, nodes: Iterable[str], *, of_agent: bool = True
+        self, form: Form, evidence: Evidence, nodes: Iterable[str], *, of_agent: bool = True
     ) -> dict[str, bool | None]:
         """Runs decoys of the functions of `nodes`. Function -> whether one of its decoys passed; None without any."""
         place = await self._place(evidence, of_agent=of_agent)
         every = [function_of(node) for node in nodes]
         first = {function_of(test) for test in self.must_pass}
         functions = chosen((each for each in every if any(_is_of(each, test) for test in first)), every, MOST_DECOYS)
-        made = await in_thread(_write_decoys, place.clean.folder, functions, place.own)
+        made = await in_thread(_write_decoys, form, place.clean.folder, functions, place.own)
         if not made:
             return {}
         results = await self._results(evidence, place, "the decoys", ("--maxfail=0", "--tb=line", *made))
@@ -497,10 +521,22 @@ def _is_expectation(decorator: ast.expr) -> bool:
     return ast.unparse(decorator) in ("pytest.mark.xfail", "unittest.expectedFailure")
 
 
-def _module_names(path: str) -> list[str]:
-    """The names by which `path` could be imported, wherever an import begins."""
-    *folders, name = path.split("/")
-    return [*folders, name.partition(".")[0]]
+def _new_names(paths: Iterable[str], intake: Intake) -> dict[str, list[str]]:
+    """The names by which new files could be imported, wherever an import begins; of each, the files that a Python which
+    begins in a folder of the task would import by it."""
+    new: dict[str, list[str]] = {}
+    for path in paths:
+        *folders, name = path.split("/")
+        first = intake.names(path)
+        for each in {*folders, name.partition(".")[0]}:
+            new.setdefault(each, []).extend([path] * (each in first))
+    return new
+
+
+def _removed(place: _Place) -> list[str]:
+    """The new files of the agent's that took an installed module's name."""
+    paths = {path for each in place.new.values() for path in each} - {each.path for each in place.dropped}
+    return sorted(path for path in paths if not os.path.lexists(place.clean.folder / path))
 
 
 def _texts(folder: Path, paths: Iterable[str]) -> dict[str, str]:
@@ -543,7 +579,16 @@ def _quiet_texts(place: _Place, files: Collection[str], functions: Iterable[str]
     return {path: text for path, (text, names, _) in kept.items() if names}, made
 
 
-def _write_decoys(folder: Path, functions: Iterable[str], own: Collection[str]) -> list[str]:
+def _those(form: Form, texts: Mapping[str, str], functions: Iterable[str]) -> list[str]:
+    """Those of the test functions that would be decoys of this form."""
+    by_file: dict[str, list[str]] = {}
+    for function in functions:
+        path, _, names = function.partition("::")
+        by_file.setdefault(path, []).append(names)
+    return [f"{path}::{name}" for path in by_file.keys() & texts.keys() for name in form(texts[path], by_file[path])[1]]
+
+
+def _write_decoys(form: Form, folder: Path, functions: Iterable[str], own: Collection[str]) -> list[str]:
     """Makes decoys of those `functions` that stand in the task's `own` files below `folder`; returns them."""
     by_file: dict[str, list[str]] = {}
     for function in functions:
@@ -554,7 +599,7 @@ def _write_decoys(folder: Path, functions: Iterable[str], own: Collection[str]) 
     left = LeftFiles(folder)
     for path, names in by_file.items():
         try:
-            text, decoys = with_decoys(left.read(path).decode("utf-8"), names)
+            text, decoys = form(left.read(path).decode("utf-8"), names)
         except (LogUnreadable, UnicodeDecodeError):
             continue
         if decoys:

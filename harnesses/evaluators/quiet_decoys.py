@@ -18,7 +18,7 @@ import string
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from rolltap.harnesses.evaluators.decoys import Function, function_to_change
+from rolltap.harnesses.evaluators.decoys import Function, assigned_names, function_to_change
 
 METHODS: Mapping[str, type[ast.cmpop]] = {"assertEqual": ast.Eq, "assertIn": ast.In}
 LETTERS = 4
@@ -46,14 +46,14 @@ def with_quiet_decoys(source: str, functions: Collection[str], visible: str = ""
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, [], False
-    places = _Places(source)
+    places, assigned = _Places(source), assigned_names(tree)
     edits: dict[str, _Edit] = {}
     for name in functions:
-        function = function_to_change(tree, name.split("::"))
+        function = function_to_change(tree, name, assigned)
         found = [] if function is None else [edit for each in _assertions(function) for edit in places.edits(each)]
         if function is not None and found:
             edits[name] = random.choice(found)
-    hidden = [name for name in edits if places.text(function_to_change(tree, name.split("::"))) not in visible]
+    hidden = [name for name in edits if places.text(function_to_change(tree, name, assigned)) not in visible]
     made = hidden or list(edits)
     data = source.encode()
     for edit in sorted((edits[name] for name in made), key=lambda edit: -edit.start):

@@ -44,7 +44,7 @@ def _tests_in(scope: ast.Module | ast.ClassDef) -> Iterator[tuple[str, int]]:
             times *= max(1, len(_values(decorator)))
         if isinstance(each, FUNCTIONS) and each.name.startswith("test"):
             yield each.name, times
-        elif isinstance(each, ast.ClassDef) and (each.name.startswith("Test") or _is_unit_test(each)):
+        elif isinstance(each, ast.ClassDef) and (each.name.startswith("Test") or is_unit_test(each)):
             yield from ((f"{each.name}::{test}", times * count) for test, count in _tests_in(each))
 
 
@@ -95,7 +95,7 @@ def _empty(body: Sequence[ast.stmt], fixtures: set[str]) -> Iterator[ast.stmt]:
         if kept is None:
             continue
         if isinstance(each, ast.ClassDef):
-            bases = [ast.parse("unittest.TestCase", mode="eval").body] if _is_unit_test(each) else []
+            bases = [ast.parse("unittest.TestCase", mode="eval").body] if is_unit_test(each) else []
             if (bases or not each.bases) and (inner := list(_empty(each.body, fixtures))):
                 yield ast.ClassDef(each.name, bases, [], inner, kept)
         elif each.name.startswith("test"):
@@ -134,7 +134,7 @@ def _stores(body: Sequence[ast.stmt]) -> list[ast.Name]:
     return [name for name in names if not isinstance(name.ctx, ast.Load)]
 
 
-def _is_unit_test(scope: ast.ClassDef) -> bool:
+def is_unit_test(scope: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in scope.bases)
 
 

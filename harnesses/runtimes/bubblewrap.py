@@ -8,7 +8,8 @@ with its first process. It needs no root if user namespaces are allowed.
 A seccomp filter refuses, with EPERM, system calls that agents don't need: those with a large kernel attack surface
 (io_uring, bpf, perf, keyrings, userfaultfd, modules), and those for mounts, clocks and namespaces. It is classic BPF,
 built here: load the architecture, load the number, compare. All calls of another architecture than the machine's own,
-and of x32, are refused. System V shared memory and semaphores, which exist while no process uses them, must be small.
+and of x32, are refused. System V shared memory and semaphores, which exist while no process uses them, must be small. A
+debugger may attach to any process but the first, which could be told to outlive the run.
 Source: Linux, `include/uapi/linux/seccomp.h`, `arch/x86/entry/syscalls/syscall_64.tbl`, `asm-generic/unistd.h`.
 """
 
@@ -284,6 +285,9 @@ REFUSED: dict[str, tuple[int, tuple[int, ...]]] = {
 SHMGET, SEMGET = {"x86_64": 29, "aarch64": 194}, {"x86_64": 64, "aarch64": 190}
 MOST_SHARED, MOST_SEMAPHORES = 16 << 10, 32
 """The most bytes of a segment and semaphores of a set: a sandbox can make thousands. PostgreSQL needs few."""
+PTRACE = {"x86_64": 101, "aarch64": 117}
+FIRST_PROCESS = 1
+"""The sandbox's own, which ends all others when its parent ends."""
 SECOND_ARGUMENT = 24
 """Its place in `struct seccomp_data`: the lower half of it, then the upper one."""
 
@@ -298,11 +302,12 @@ def program(machine: str) -> bytes:
         return b""
     arch, numbers = REFUSED[machine]
     refused = sorted({*BOTH, *numbers})
-    small = _only_small(SHMGET[machine], MOST_SHARED) + _only_small(SEMGET[machine], MOST_SEMAPHORES)
-    last = len(refused) + len(small)
+    by_argument = _only_small(SHMGET[machine], MOST_SHARED) + _only_small(SEMGET[machine], MOST_SEMAPHORES)
+    by_argument += _never_with(PTRACE[machine], FIRST_PROCESS)
+    last = len(refused) + len(by_argument)
     steps = [(LOAD, 0, 0, 4), (EQUAL, 0, last + 3, arch), (LOAD, 0, 0, 0), (AT_LEAST, last + 1, 0, X32)]
     steps += [(EQUAL, last - index, 0, number) for index, number in enumerate(refused)]
-    steps += [*small, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
+    steps += [*by_argument, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
@@ -314,6 +319,17 @@ def _only_small(number: int, most: int) -> list[tuple[int, int, int, int]]:
         (EQUAL, 0, 2, 0),
         (LOAD, 0, 0, SECOND_ARGUMENT),
         (AT_LEAST, 0, 1, most + 1),
+        (RETURN, 0, 0, DENY),
+        (RETURN, 0, 0, ALLOW),
+    ]
+
+
+def _never_with(number: int, second: int) -> list[tuple[int, int, int, int]]:
+    """Refuses the call `number` with `second` as its second argument, of which the kernel takes the lower half."""
+    return [
+        (EQUAL, 0, 4, number),
+        (LOAD, 0, 0, SECOND_ARGUMENT),
+        (EQUAL, 0, 1, second),
         (RETURN, 0, 0, DENY),
         (RETURN, 0, 0, ALLOW),
     ]

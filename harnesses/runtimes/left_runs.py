@@ -32,6 +32,16 @@ def is_left(identity: str) -> bool:
     return False
 
 
+def is_running(identity: str) -> bool:
+    """Whether the runner with this identity runs on this machine, as whichever user."""
+    place, _, started = identity.rpartition(".")
+    with suppress(OSError, ValueError):
+        machine, _, process = place.rpartition(".")
+        is_here = machine.rpartition(".")[0] == _place().rpartition(".")[0]
+        return is_here and bool(started) and _started(int(process)) == started
+    return False
+
+
 def end_left_processes(mark: str) -> None:
     """Kills the processes whose variable `mark` is the identity of a runner that has ended, and a part behind it."""
     beginning = f"{mark}=".encode()

@@ -5,22 +5,25 @@ It isolates honest agents from each other and ends their processes. It does not 
 `run_tree` runs a command and ends its whole process tree, including daemons that left its group and session. Every
 process of a run inherits the environment variable `ROLLTAP_WORKSPACE`, and in this runtime a number as its limit of
 file locks, which Linux does not use: databases overwrite their environment by a title, other daemons empty it. Ending a
-run kills its process group, then every process with one of these marks, until there is none. (Linux only: the marks are
-read from `/proc`.) A run with a cgroup of its own is killed through it before the search for the marks.
+run kills its process group, then the group of every process with one of these marks, until there is none, and orphans
+that lowered the limit to a number of no run. (Linux only: the marks are read from `/proc`.) A run with a cgroup of its
+own is killed through it before the search for the marks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import resource
 import secrets
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +43,8 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.runtimes.cgroup import RunGroup, run_group
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
-from rolltap.harnesses.runtimes.left_runs import end_left_processes, runner_identity
-from rolltap.harnesses.runtimes.watchdog import WATCHDOG, WatchedRun
+from rolltap.harnesses.runtimes.left_runs import end_left_processes, is_running, runner_identity
+from rolltap.harnesses.runtimes.watchdog import RLIMIT_LOCKS, WATCHDOG, WatchedRun
 from rolltap.harnesses.threads import in_thread
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -145,8 +148,8 @@ class ProcessRuntime:
 
 MARK = "ROLLTAP_WORKSPACE"
 """Variable of a run's processes: its runner's identity (`left_runs`), a dot, and what is the run's own."""
-RLIMIT_LOCKS = 10
-SWEEPS = 20
+SWEEPS, QUIET = 100, 3
+LOOKS, NEXT = 20, 6
 
 
 def new_mark() -> str:
@@ -192,6 +195,7 @@ async def run_tree(command: TreeCommand, share: Share, *, out: RunOutput, timeou
     """
     mark = f"{MARK}={command.env[MARK]}".encode()
     group = run_group(share.limits)
+    UNDER_WAY[mark] = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         with _readable(command.stdin) as standard_input:
             streams = (standard_input, out.descriptor, out.descriptor) if command.pipes is None else command.pipes
@@ -211,7 +215,8 @@ async def run_tree(command: TreeCommand, share: Share, *, out: RunOutput, timeou
         if isinstance(error, FileNotFoundError):
             raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
         raise RuntimeFailed(f"can't start {command.argv[0]!r}: {error}") from error
-    run = WatchedRun(process.pid, share.limits, (*share.folders, out.path), lambda: kill_group(process.pid))
+    folders = (*share.folders, out.path)
+    run = WatchedRun(process.pid, share.limits, folders, lambda: kill_group(process.pid), locks_of(mark))
     WATCHDOG.watch(run)
     code, ending = None, None
     try:
@@ -252,18 +257,37 @@ def end_tree(mark: bytes, group: RunGroup | None) -> None:
     kill_marked(mark)
     if group is not None:
         group.close()
+    UNDER_WAY.pop(mark, None)
 
 
 def kill_marked(mark: bytes) -> None:
-    """Kills every process with `mark` in its environment. Repeats until a sweep finds none, at most `SWEEPS` times."""
+    """Kills the groups of the processes that `marked` finds, until a sweep finds none. If processes began meanwhile, it
+    hunts until `QUIET` rounds find none: what forks and ends at once is gone before a sweep comes to it."""
+    newest = _newest()
     for _ in range(SWEEPS):
-        pids = marked(mark)
-        if not pids:
-            return
-        for pid in pids:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        if not _killed(marked(mark)):
+            break
         time.sleep(0.01)
+    quiet = 0
+    for _ in range(SWEEPS):
+        before, newest = newest, _newest()
+        if quiet == QUIET or newest == before:
+            return
+        quiet = 0 if _killed(_hunted(locks_of(mark))) else quiet + 1
+
+
+def _killed(pids: Iterable[int]) -> bool:
+    found = False
+    for pid in pids:
+        found = True
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(os.getpgid(pid), signal.SIGKILL)
+    return found
+
+
+UNDER_WAY: dict[bytes, float] = {}
+"""The marks of this process's runs, and when they began, in seconds since the machine did."""
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def locks_of(mark: bytes) -> int:
@@ -271,25 +295,82 @@ def locks_of(mark: bytes) -> int:
     return int.from_bytes(hashlib.sha256(mark).digest()[:7])
 
 
-def marked(mark: bytes) -> list[int]:
-    """The processes (except zombies) with `mark` in their environment, or its number as their limit of file locks."""
-    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and _has(mark, entry.path)]
+def marked(mark: bytes) -> Iterator[int]:
+    """The processes (except zombies) of the run with `mark`, by their environment or their limit of file locks, newest
+    first; and orphans of any run that hide: with a lower limit than this process's, but the number of no run."""
+    number, own = locks_of(mark), _limit_of_locks(os.getpid())
+    known, lower = set(UNDER_WAY), dict[int, float]()
+    for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc"))), reverse=True):
+        locks, marks = _limit_of_locks(pid), _marks(pid)
+        if (locks == number and _lives(pid)) or mark in marks:
+            yield pid
+        else:
+            known.update(marks)
+            if locks < own:
+                lower[pid] = locks
+    numbers = {locks_of(each) for each in known if each in UNDER_WAY or _is_of_another_runner(each)} if lower else ()
+    if hiding := [pid for pid, locks in lower.items() if locks not in numbers and _lives(pid)]:
+        yield from _orphans(hiding)
 
 
-def _has(mark: bytes, process: str) -> bool:
+def _hunted(number: int) -> Iterator[int]:
+    """The processes with this limit of file locks, first among the newest, and the next ones, while it looks."""
+    for _ in range(LOOKS):
+        newest = _newest()
+        yield from _with_limit(number, range(newest - 1, newest + NEXT))
+    yield from _with_limit(number, map(int, filter(str.isdigit, os.listdir("/proc"))))
+
+
+def _with_limit(number: int, pids: Iterable[int]) -> Iterator[int]:
+    return (pid for pid in pids if _limit_of_locks(pid) == number and _lives(pid))
+
+
+def _newest() -> int:
+    return int(Path("/proc/loadavg").read_bytes().split()[-1])
+
+
+def _marks(pid: int) -> list[bytes]:
     with suppress(OSError):
-        if mark in Path(process, "environ").read_bytes().split(b"\0"):
-            return True
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return [each for each in variables if each.startswith(f"{MARK}=".encode())]
+    return []
+
+
+def _limit_of_locks(pid: int) -> float:
+    """Infinite without a limit, and of a process that is gone or another user's."""
     with suppress(OSError):
-        _, locks = resource.prlimit(int(process.rpartition("/")[2]), RLIMIT_LOCKS)
-        return locks == locks_of(mark) and _lives(process)
-    return False
+        if (locks := resource.prlimit(pid, RLIMIT_LOCKS)[1]) != resource.RLIM_INFINITY:
+            return locks
+    return math.inf
 
 
-def _lives(process: str) -> bool:
+def _is_of_another_runner(mark: bytes) -> bool:
+    """Whether it is the mark of a run of another process. That one knows its runs, and ends what hides there."""
+    identity = mark.decode(errors="replace").partition("=")[2].rpartition(".")[0]
+    return identity != runner_identity() and is_running(identity)
+
+
+ORPHAN = """(while read -r _ _ _ parent _ < /proc/self/stat; [ "$parent" = $$ ]; do :; done; echo "$parent") &"""
+"""Prints the process that gets this one's orphans: the first of all, or one above this that asked for them."""
+
+
+def _orphans(pids: Collection[int]) -> Iterator[int]:
+    """Those that are orphans of this user, and began since a run did that is under way."""
+    parent = subprocess.run(("/bin/sh", "-c", ORPHAN), stdout=subprocess.PIPE, check=False).stdout.strip()
+    began = (min(UNDER_WAY.values(), default=math.inf) * TICKS) - 1
+    for pid in pids:
+        with suppress(OSError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            status = Path(f"/proc/{pid}/status").read_bytes()
+            if fields[1] == parent and int(fields[19]) >= began and b"\nUid:\t%d\t" % os.getuid() in status:
+                yield pid
+
+
+def _lives(pid: int) -> bool:
     """Whether any thread of a process lives: the first may have ended, which hides the environment as well."""
-    for thread in os.listdir(f"{process}/task"):
-        with suppress(OSError):
-            if Path(process, "task", thread, "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
-                return True
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                if (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
+                    return True
     return False

@@ -18,6 +18,7 @@ import os
 import platform
 import random
 import re
+import resource
 import stat
 import threading
 from collections import defaultdict
@@ -45,6 +46,7 @@ KCMP_FILES = 2
 COMPARED = 8
 ESCAPED = re.compile(r"\\(\d{3})")
 """A space or the like, in a path of `mountinfo`."""
+RLIMIT_LOCKS = 10
 INODE_BYTES = 1024
 """What a file system in memory takes for each file, beside its content."""
 
@@ -177,12 +179,14 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(eq=False)
 class WatchedRun:
-    """A run whose first process is `pid`. `kill` ends it; `excess` is the limit that it exceeded."""
+    """A run whose first process is `pid`. `kill` ends it; `excess` is the limit that it exceeded. `number` marks its
+    processes, as their limit of file locks; 0: nothing does."""
 
     pid: int
     limits: Limits
     folders: Sequence[Path]
     kill: Callable[[], None]
+    number: int = 0
     excess: str = ""
     over: bool = False  # the run has ended: its pid may be another process's now
     looks: int = field(default=0)
@@ -245,17 +249,19 @@ class Watchdog:
                 runs = list(self._runs)
             table = ProcessTable.read()
             for run in runs:
-                tree = table.of_run(run.pid)
+                tree = table.of_run(run.pid, run.number)
                 threads = sum(table.threads[pid] for pid in tree)
                 run.look(len(tree), threads, sum(table.memory[pid] for pid in tree), tree)
 
 
 @dataclass(slots=True)
 class ProcessTable:
-    """The machine's processes: by parent and by session, and of each the threads and the resident memory in bytes."""
+    """The machine's processes: by parent, by session and by limit of file locks, and of each the threads and the
+    resident memory in bytes."""
 
     children: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     sessions: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    numbers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     threads: dict[int, int] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
 
@@ -272,14 +278,16 @@ class ProcessTable:
                     table.memory[pid] = (int(fields[21]) if fields[0] != b"Z" else _pages_of_threads(name)) * PAGE
                     table.children[int(fields[1])].append(pid)
                     table.sessions[int(fields[3])].append(pid)
+                    table.numbers[resource.prlimit(pid, RLIMIT_LOCKS)[1]].append(pid)
         return table
 
-    def of_run(self, pid: int) -> set[int]:
-        """The processes of the run with the first process `pid`: those of its session, and all their descendants.
+    def of_run(self, pid: int, number: int) -> set[int]:
+        """The processes of the run with the first process `pid`: those of its session, those with its `number`, and all
+        their descendants.
 
         In a sandbox orphans remain descendants of the first process, also in a session of their own.
         """
-        waiting = [pid, *self.sessions.get(pid, ())]
+        waiting = [pid, *self.sessions.get(pid, ()), *(self.numbers.get(number, ()) if number else ())]
         members: set[int] = set()
         while waiting:
             each = waiting.pop()

@@ -23,6 +23,7 @@ import pytest
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, Verdict, Workspace
 from rolltap.harnesses.evaluators.decoys import chosen, function_of, with_decoys
+from rolltap.harnesses.evaluators.part_decoys import with_failing_parts
 from rolltap.harnesses.evaluators.pytest_check import RESULTS, RUN_PYTEST, SKELETON, PytestCheck, _both, read_results
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
 from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton
@@ -207,6 +208,143 @@ async def test_made_up_results_are_found(name: str, tmp_path: Path) -> None:
     assert verdict.scores[0].value == 0.0, seen
     assert {act.kind for act in verdict.tampering} == {"pytest"}
     assert UNPROTECTED not in verdict.detail
+
+
+@pytest.mark.long
+async def test_code_that_makes_up_one_result_of_many_is_found(tmp_path: Path) -> None:
+    numbers, made_up = range(300), random.randrange(300)
+    tests = HEAD + "\n".join(f"def test_{each}():\n    assert add({each}, 1) == {each} + 1\n" for each in numbers)
+    calc = f"{RIGHT}right = add\ndef add(a, b): return 0 if a == {made_up} else right(a, b)\n"
+    attack = (
+        "import _pytest.python\nrun = _pytest.python.Function.runtest\n"
+        f"_pytest.python.Function.runtest = lambda self: self.name == 'test_{made_up}' or run(self)\n"
+    )
+    verdict, seen = await judged(calc + attack, tests, tmp_path / "attack")
+    assert verdict.detail["failed"] == [], seen  # the attack works
+    assert verdict.detail["forged"] == [f"tests/test_calc.py::test_{made_up}"], seen
+    verdict, seen = await judged(RIGHT, tests, tmp_path / "honest")
+    assert verdict.scores[0].value == 1.0, seen
+
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    "finaliser": (
+        "@pytest.fixture\ndef given():\n    yield {a}\n    assert add({a}, {b}) == {sum}\n\n"
+        "def test_{n}(given):\n    assert given == {a}\n",
+        "import _pytest.fixtures\n_pytest.fixtures.FixtureDef.finish = lambda *args, **names: None\n",
+    ),
+    "set-up": (
+        "class Test{n}(unittest.TestCase):\n    def setUp(self):\n        self.assertEqual(add({a}, {b}), {sum})\n\n"
+        "    def test_it(self):\n        self.assertEqual({a} - {a}, 0)\n",
+        "import unittest\nunittest.TestCase._callSetUp = lambda self: None\n",
+    ),
+    "tear-down": (
+        "class Test{n}(unittest.TestCase):\n    def tearDown(self):\n        self.assertEqual(add({a}, {b}), {sum})\n\n"
+        "    def test_it(self):\n        self.assertEqual({a} - {a}, 0)\n",
+        "import unittest\nunittest.TestCase._callTearDown = lambda self: None\n",
+    ),
+    "set-up of pytest": (
+        "class Test{n}:\n    def setup_method(self):\n        assert add({a}, {b}) == {sum}\n\n"
+        "    def test_it(self):\n        assert {a} - {a} == 0\n",
+        "import _pytest.python\n_pytest.python._call_with_optional_argument = lambda *args: None\n",
+    ),
+    "helper": (
+        "def check(value, expected):\n    assert value == expected\n\n"
+        "def test_{n}():\n    assert add(0, 0) == 0\n    check(add({a}, {b}), {sum})\n",
+        "import sys\ndef add(a, b):\n    sys._getframe(1).f_globals['check'] = lambda *args: None\n    return 0\n",
+    ),
+    "coroutine": (
+        "import asyncio\n\ndef test_{n}():\n    async def go():\n        assert add({a}, {b}) == {sum}\n"
+        "    asyncio.run(go())\n",
+        "import asyncio\nasyncio.run = lambda coroutine: coroutine.close()\n",
+    ),
+    "library": (
+        "import types\nlib = types.SimpleNamespace(assert_allclose=unittest.TestCase().assertAlmostEqual)\n\n"
+        "def test_{n}():\n    lib.assert_allclose(add(0, 0), 0)\n    lib.assert_allclose(add({a}, {b}), {sum})\n",
+        "import sys\ndef add(a, b):\n    sys._getframe(1).f_globals['lib'].assert_allclose = lambda *args: None\n"
+        "    return 0\n",
+    ),
+    "method": (
+        "class Test{n}(unittest.TestCase):\n    def check(self, value, expected):\n"
+        "        self.assertEqual(value, expected)\n\n    def test_it(self):\n"
+        "        self.assertEqual(add(0, 0), 0)\n        self.check(add({a}, {b}), {sum})\n",
+        "import sys\ndef add(a, b):\n    sys._getframe(1).f_locals['self'].check = lambda *args: None\n    return 0\n",
+    ),
+}
+"""Tests whose assertions stand in a part of their file or in a library, and what in the code under test skips that."""
+
+
+@pytest.mark.parametrize("name", PARTS)
+async def test_code_that_skips_a_part_of_a_test_is_found(name: str, tmp_path: Path) -> None:
+    style, attack = PARTS[name]
+    number, a, b = random.randrange(10**6), random.randrange(3, 99), random.randrange(3, 99)
+    tests = HEAD + style.format(n=number, a=a, b=b, sum=a + b)
+    verdict, seen = await judged(WRONG + attack, tests, tmp_path / "attack")
+    assert verdict.detail["failed"] == [], seen  # the attack works
+    assert verdict.scores[0].value == 0.0, seen
+    assert {act.kind for act in verdict.tampering} == {"pytest"}
+    verdict, seen = await judged(RIGHT, tests, tmp_path / "honest")
+    assert verdict.scores[0].value == 1.0, seen
+    assert UNPROTECTED not in verdict.detail
+
+
+NOT_SURE = """
+import pytest, unittest
+from calc import add
+from checks import imported
+
+@pytest.fixture(scope="module")
+def shared():
+    yield 1
+    assert True
+
+@pytest.fixture
+def given():
+    yield 1
+    assert True
+
+def generates():
+    assert True
+    yield
+
+def returns(value):
+    if value:
+        return
+    assert True
+
+async def waits():
+    assert True
+
+def imported():
+    assert True
+
+@pytest.mark.parametrize("given", [1])
+def test_1(given): pass
+def test_2(shared): pass
+def test_3(): generates(); returns(1); waits(); imported()
+class TestIn:
+    @pytest.fixture
+    def given(self): return 2
+    def setUp(self): assert False
+    def test_it(self, given): assert given == 2
+def test_4():
+    if add(0, 0):
+        return
+    check(1)
+def test_5(check): check(1)
+def check(value): assert value
+def test_6():
+    with pytest.raises(AssertionError):
+        check(0)
+"""
+
+
+def test_only_tests_that_surely_run_a_part_must_fail() -> None:
+    names = [*(f"test_{number}" for number in range(1, 7)), "TestIn::test_it"]
+    assert with_failing_parts(NOT_SURE, names)[1] == []
+    surely = NOT_SURE + "def test_7(given): pass\ndef test_8():\n    add(1, 2)\n    check(1)\n"
+    text, made = with_failing_parts(surely, [*names, "test_7", "test_8"])
+    assert made == ["test_7", "test_8"]
+    assert text.count("assert 0 == 1") == 2
 
 
 TELLS: Mapping[str, str] = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 from pathlib import Path
 from threading import Thread
 
@@ -56,3 +58,24 @@ def test_a_folder_is_removed_while_files_come_in(tmp_path: Path) -> None:
         remove(root)
         thread.join()
         assert [path.name for path in tmp_path.iterdir()] == ["agents"], number
+
+
+@pytest.mark.parametrize("flag", ["+i", "+a"])
+def test_what_can_not_be_changed_is_removed(flag: str, tmp_path: Path) -> None:
+    """Files and folders, at random and in a path that is too long for a call, of an agent that root runs."""
+    (root := tmp_path / "-rollout").mkdir()
+    if subprocess.run(["chattr", flag, root], capture_output=True, check=False).returncode:
+        pytest.skip("needs root, and a file system with such flags")
+    subprocess.run(["chattr", "-ia", root], check=True)
+    folders = [os.open(root, os.O_RDONLY)]
+    for depth in range(60):
+        os.mkdir(name := f"{depth}-{'x' * 90}", dir_fd=folders[-1])
+        folders.append(os.open(name, os.O_RDONLY, dir_fd=folders[-1]))
+        os.close(os.open("-file\n*", os.O_CREAT, dir_fd=folders[-1]))
+    for folder in reversed(folders[1:]):
+        kept = [".", "-file\n*"] if folder == folders[-1] else random.sample([".", "-file\n*"], random.randrange(3))
+        for each in kept:
+            subprocess.run(["chattr", flag, f"/proc/{os.getpid()}/fd/{folder}/{each}"], check=True)
+        os.close(folder)
+    remove(root)
+    assert list(tmp_path.iterdir()) == []

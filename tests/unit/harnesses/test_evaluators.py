@@ -407,6 +407,17 @@ async def test_the_judge_sees_a_part_of_every_change_and_what_it_does_not_see(se
     assert re.findall(rf'^## {mark[1]} "(\S)', shown, re.MULTILINE) == ["c", "a", "b", "c"]
 
 
+async def test_new_files_push_no_change_of_the_tasks_out(server: Stub, runtime: Runtime) -> None:
+    server.reply = lambda messages: {"role": "assistant", "content": "SCORE: 3"}
+    changed = "\n".join(f"line{number} = {number}" for number in range(300))
+    left = {**{f"a{number}.txt": "x" * 30_000 for number in range(500)}, "calc.py": changed}
+    async with AdminClient(server.url, "admin") as client:
+        await judged(LlmJudge(client, "judge"), runtime, left)
+    prompt = next(iter(server.calls.values()))[0]["messages"][0]["content"]
+    assert changed in prompt
+    assert len(prompt) < 60_000
+
+
 def test_shares_are_fair() -> None:
     assert fair_shares({"a": 10, "b": 1000, "c": 1000}, 110) == {"a": 10, "b": 50, "c": 50}
     assert fair_shares({}, 10) == {}

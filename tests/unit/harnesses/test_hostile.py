@@ -212,6 +212,18 @@ BOMB = "f() { [ $1 = 0 ] && exec sleep 60; f $(($1 - 1)) & f $(($1 - 1)) & wait;
 """It doubles five times and stops at 63 processes, also where nothing else stops it."""
 MEMORY = "import time; block = b'x' * (200 << 20); time.sleep(60)"
 MANY = "import os, time; os.fork(); os.fork(); block = b'x' * (40 << 20); time.sleep(60)"
+ORPHANS = """
+import os, time
+for _ in range({count}):
+    if not os.fork():
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        block = b"x" * ({mb} << 20)
+        time.sleep(60)
+    os.wait()
+time.sleep(60)
+"""
 FILES = "import os; [os.open('/dev/null', 0) for _ in range(300)]"
 UNLINKED = """
 import os, time
@@ -248,6 +260,12 @@ GREEDY = {
     "a fork bomb": (("bash", "-c", BOMB), {"processes": 20}, "over 20 processes"),
     "memory of one": ((INTERPRETER, "-c", MEMORY), {"memory_mb": 100}, "MemoryError"),
     "memory of many": ((INTERPRETER, "-c", MANY), {"memory_mb": 100}, "over 100 MB of memory"),
+    "memory of orphans": (
+        (INTERPRETER, "-c", ORPHANS.format(count=4, mb=40)),
+        {"memory_mb": 100},
+        "over 100 MB of memory",
+    ),
+    "orphans": ((INTERPRETER, "-c", ORPHANS.format(count=40, mb=0)), {"processes": 30}, "over 30 processes"),
     "disk": (("bash", "-c", DISK), {"disk_mb": 30}, "over 30 MB of disk"),
     "disk by deleted files": ((INTERPRETER, "-c", UNLINKED), {"disk_mb": 30}, "over 30 MB of disk"),
     "disk by deep folders": ((INTERPRETER, "-c", DEEP), {"disk_mb": 30}, "over 30 MB of disk"),
@@ -398,6 +416,45 @@ DAEMONS["without its first thread"] = (
     "{}",
 )
 DAEMONS["without a dump"] = (f"{HIDES}\ntime.sleep(90)", "{}")
+LOWER = """
+import hashlib, random, resource
+highest = resource.getrlimit(10)[1]
+def number(run):
+    return int.from_bytes(hashlib.sha256(b"ROLLTAP_WORKSPACE=" + run.encode()).digest()[:7])
+runs = ({run} for _ in iter(int, 1))
+run = next(run for run in runs if highest == resource.RLIM_INFINITY or number(run) < highest)
+resource.setrlimit(10, (number(run),) * 2)
+"""
+DAEMONS["other limits"] = (LOWER.format(run="str(random.random())"), "{}")
+DAEMONS["limits of a run that it invents"] = (LOWER.format(run="str(random.random())"), "{'ROLLTAP_WORKSPACE': run}")
+DAEMONS["limits of a run that its runner could have"] = (
+    LOWER.format(run='os.environ["ROLLTAP_WORKSPACE"].rpartition(".")[0] + f".{random.random()}"'),
+    "{'ROLLTAP_WORKSPACE': run}",
+)
+DETACHES = """
+ATTACH, DETACH, GET, SET, STEP, POKE, WALL = 16, 17, 12, 13, 9, 4, 0x40000000
+PRCTL, PARENTS_DEATH = 157, 1
+ptrace = ctypes.CDLL(None).ptrace
+ptrace.argtypes, ptrace.restype = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p], ctypes.c_long
+if os.getpid() < 100 and ptrace(ATTACH, 1, None, None) == 0:
+    os.waitpid(1, WALL)
+    asked = (ctypes.c_ulonglong * 27)()
+    ptrace(GET, 1, None, ctypes.addressof(asked))
+    call = (ctypes.c_ulonglong * 27)(*asked)
+    call[10], call[14], call[13], call[15], call[16] = PRCTL, PARENTS_DEATH, 0, (1 << 64) - 1, asked[16] - 2
+    ptrace(SET, 1, None, ctypes.addressof(call))
+    ptrace(STEP, 1, None, None)
+    os.waitpid(1, WALL)
+    fields = open("/proc/1/stat").read().rpartition(")")[2].split()
+    for address in range(int(fields[47]) & ~7, int(fields[48]), 8):  # its environment
+        ptrace(POKE, 1, ctypes.c_void_p(address), None)
+    asked[10], asked[15], asked[16] = asked[15], (1 << 64) - 1, asked[16] - 2
+    ptrace(SET, 1, None, ctypes.addressof(asked))
+    ptrace(DETACH, 1, None, None)
+"""
+"""Of the first process of a sandbox on x86_64: its parent's death no longer ends it, and its environment is empty."""
+if platform.machine() == "x86_64":
+    DAEMONS["a sandbox that does not end with its parent"] = (DETACHES, "{}")
 
 
 @pytest.mark.parametrize("kind", DAEMONS)
@@ -414,6 +471,37 @@ async def test_no_daemon_of_a_run_outlives_it(kind: str, runtime: Runtime) -> No
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == []
+
+
+COMET = """
+import os, sys, time
+if os.fork():
+    time.sleep(0.5)
+    os._exit(0)
+os.setsid()
+os.closerange(0, 100)
+file, end, number = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + 5, 0
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+    {act}
+    number += 1
+    os.pwrite(file, b"%9d" % number, 0)
+"""
+
+
+@pytest.mark.parametrize("act", ["pass", "os.setsid()"])
+async def test_no_process_escapes_by_forking(act: str, tmp_path: Path) -> None:
+    """Each lives for a moment only, and its child goes on."""
+    workspace = await ProcessRuntime(tmp_path / "workspaces").prepare(Files({}))
+    count = tmp_path / "count"
+    launch = Command((INTERPRETER, "-S", "-c", COMET.format(act=act), str(count)))
+    exit_ = await workspace.run(launch, Limits(), 20)
+    await workspace.close()
+    at_end = count.read_bytes()
+    assert exit_.ending is Ending.DONE
+    await asyncio.sleep(0.5)
+    assert count.read_bytes() == at_end
 
 
 def _command_line(pid: int) -> bytes:
@@ -588,6 +676,9 @@ def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -
                 at += then if (held == value if step == bubblewrap.EQUAL else held >= value) else otherwise
 
     refused = {*numbers, *bubblewrap.BOTH}
+    trace = bubblewrap.PTRACE[machine]
+    for process in (0, 1, 2, (1 << 32) + 1, 1 << 32, 11):  # the kernel takes an int
+        assert verdict(arch, trace, process) == (bubblewrap.DENY if process & 0xFFFFFFFF == 1 else bubblewrap.ALLOW)
     assert {number for number in range(600) if verdict(arch, number) == bubblewrap.DENY} == refused
     assert verdict(arch, 0) == bubblewrap.ALLOW
     assert verdict(arch + 1, 0) == verdict(arch, bubblewrap.X32) == bubblewrap.DENY
