@@ -60,11 +60,14 @@ class VllmEngine:
         models = await self._http.models()
         self._output = GenerateOutput
         probed = await probing.probe_sampling(self.sample, models)
+        behind = await probing.servers_behind(self._http)
         info = await self._http.optional("GET", "/weight_info")
         notes = [probed.problem] if probed.problem else []
         if self._output is CompletionOutput:
             notes.append("no weight versions with the tokens: start vLLM with --enable-scale-out")
-        if info is None:
+        if behind:
+            notes.append(probing.no_push(behind))
+        elif info is None:
             notes.append("weights can't be pushed: start vLLM with VLLM_SERVER_DEV_MODE=1")
         if probed.mode == "raw":
             notes.append("log-probs are those before temperature: start vLLM with --logprobs-mode processed_logprobs")
@@ -74,7 +77,7 @@ class VllmEngine:
             models=tuple(model.id for model in models),
             max_context=probing.smallest_context(models),
             weight_versions=probed.weight_versions,
-            weight_updates=info is not None,
+            weight_updates=info is not None and not behind,
             logprobs_mode=probed.mode,
             notes=tuple(notes),
             grammars=self._grammars,
@@ -105,6 +108,7 @@ class VllmEngine:
         return prompt_scores(self.name, request, await self._http.bytes("POST", "/v1/completions", body))
 
     async def pause(self, mode: PauseMode) -> None:
+        await probing.refuse_router(self._http)
         await self._http.json("POST", f"/pause?mode={PAUSE_MODES[mode]}")
 
     async def resume(self) -> None:
@@ -115,6 +119,7 @@ class VllmEngine:
 
         Empties the prefix cache of the old weights if the server has such a route; running requests are computed again
         from their tokens."""
+        await probing.refuse_router(self._http)
         if adapter:
             await self._load_adapter(path, adapter)
         else:
