@@ -158,6 +158,13 @@ def no_push(behind: Sequence[str]) -> str:
     )
 
 
+def set_sticky(policy: str) -> str:
+    """Advice for a router's policy. Its default compares the prompts' texts, and token ids have none."""
+    return (
+        f"a router's default policy, cache_aware, reads no token ids and fills one server first: set --policy {policy}"
+    )
+
+
 async def server_tokens(http: EngineHttp, text: str, model: str) -> list[int] | None:
     """The server's ids of `text`; None if it has no such route or refuses. Raises `EngineError` or `RateLimited` if it
     does not answer."""

@@ -100,7 +100,8 @@ class SglangEngine:
         info = await self._http.optional("GET", probing.SGLANG)
         notes = [probed.problem] if probed.problem else []
         if behind:
-            notes += [probing.no_push(behind), "the router drops `sampling_mask` and `routed_experts`"]
+            notes += [probing.no_push(behind), probing.set_sticky("manual")]
+            notes.append("a router drops what asks for sampling masks and routed experts")
         if probed.mode == "raw":
             notes.append("log-probs are those before temperature: unset SGLANG_RETURN_ORIGINAL_LOGPROB")
         return EngineFacts(

@@ -1,9 +1,12 @@
-"""Weights are not pushed through a router of vLLM or SGLang (`tests/engines/test_routers.py` has the real ones)."""
+"""Weights are not pushed through a router of vLLM or SGLang (`tests/engines/test_routers.py` has the real ones), nor to
+vLLM through any other load balancer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from starlette.routing import Route
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineRefused
-from rolltap.proxy.engines.base import Engine
+from rolltap.proxy.engines.base import Engine, PauseMode
 from rolltap.proxy.engines.registry import open_engine
 from rolltap.settings import EngineSettings
 
@@ -68,3 +71,45 @@ async def test_another_server_that_has_such_a_route_takes_weights(kind: str, wor
         await engine.load_weights(str(tmp_path), 1)
         assert (server.weights.paused, server.weights.version) == (True, "1")
         await engine.resume()
+
+
+@asynccontextmanager
+async def balanced(urls: Sequence[str]) -> AsyncIterator[str]:
+    """A load balancer that gives each connection to the next server, as a Service of Kubernetes may."""
+    turns, pipes = itertools.cycle(urls), set[asyncio.Task[None]]()
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port = int(next(turns).rpartition(":")[2])
+        their_reader, their_writer = await asyncio.open_connection("127.0.0.1", port)
+        pipes.add(asyncio.create_task(pipe(reader, their_writer)))
+        pipes.add(asyncio.create_task(pipe(their_reader, writer)))
+
+    listener = await asyncio.start_server(connect, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener.close()
+    for each in pipes:
+        each.cancel()
+    await asyncio.gather(*pipes, return_exceptions=True)
+
+
+@pytest.mark.parametrize("mode", ["keep", "drain", "abort"])
+@pytest.mark.parametrize("servers", [1, 2, 4])
+async def test_a_push_through_a_load_balancer_needs_one_server_behind_it(servers: int, mode: PauseMode) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine(say("hi"), FOLDER)) for _ in range(servers)]
+        url = await stack.enter_async_context(balanced([engine.url for engine in engines]))
+        engine = open_engine("main", EngineSettings(kind="vllm", url=url))
+        stack.push_async_callback(engine.close)
+        await engine.probe()
+        if servers == 1:
+            await engine.pause(mode)
+            assert engines[0].weights.paused
+            return
+        with pytest.raises(EngineRefused, match="through a load balancer"):
+            await engine.pause(mode)
+        assert not any(each.weights.paused for each in engines)
