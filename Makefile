@@ -92,6 +92,7 @@ LOCKED := flock .cache/environments.lock
 
 engines: | .cache
 	@$(LOCKED) scripts/engines.sh .cache/engines/vllm-0.32.0
+	@$(LOCKED) scripts/routers.sh .cache/engines/routers-0.1.17-0.3.2
 
 trainers: | .cache
 	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 environments-1 \

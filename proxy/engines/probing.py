@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rolltap.errors import EngineError, EngineRefused, EngineTimeout, RateLimited
+import msgspec
+
+from rolltap.decoding import convert
+from rolltap.errors import EngineError, EngineProtocolError, EngineRefused, EngineTimeout, RateLimited
 from rolltap.ids import new_id
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import version_number
@@ -119,6 +122,47 @@ async def served_version(http: EngineHttp, path: str) -> int | None:
     except (EngineError, RateLimited):
         return None
     return version_number(name) if name is not None else None
+
+
+class _Worker(msgspec.Struct):
+    url: str
+
+
+class _Workers(msgspec.Struct):
+    """A router's answer to `/workers` (vllm-router 0.1.17, sglang-router 0.3.2)."""
+
+    workers: list[_Worker] = []
+
+
+async def servers_behind(http: EngineHttp) -> list[str]:
+    """The URLs of the servers that a router of vLLM or SGLang has behind this URL; none if it is no such router."""
+    try:
+        answer = await http.optional("GET", "/workers", timeout_s=ASKED_S)
+        return [worker.url for worker in convert(answer or {}, _Workers).workers]
+    except (EngineRefused, EngineProtocolError, msgspec.ValidationError):
+        return []
+
+
+async def refuse_router(http: EngineHttp) -> None:
+    """Raises `EngineRefused` before a push through a router. It would send each of the push's calls to some server, so
+    one could say that it has the weights that another loaded."""
+    if behind := await servers_behind(http):
+        raise EngineRefused(f"engine {http.name}: {no_push(behind)}", http_status=501)
+
+
+def no_push(behind: Sequence[str]) -> str:
+    """Why weights can't be pushed through a router, and what to do."""
+    return (
+        "weights can't be pushed through a router, which would send them to one of its servers: list the servers in "
+        f"the engine's `url` in its place, separated by commas ({', '.join(behind)[:500]})"
+    )
+
+
+def set_sticky(policy: str) -> str:
+    """Advice for a router's policy. Its default compares the prompts' texts, and token ids have none."""
+    return (
+        f"a router's default policy, cache_aware, reads no token ids and fills one server first: set --policy {policy}"
+    )
 
 
 async def server_tokens(http: EngineHttp, text: str, model: str) -> list[int] | None:

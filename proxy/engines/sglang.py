@@ -96,8 +96,12 @@ class SglangEngine:
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
         probed = await probing.probe_sampling(self.sample, models)
+        behind = await probing.servers_behind(self._http)
         info = await self._http.optional("GET", probing.SGLANG)
         notes = [probed.problem] if probed.problem else []
+        if behind:
+            notes += [probing.no_push(behind), probing.set_sticky("manual")]
+            notes.append("a router drops what asks for sampling masks and routed experts")
         if probed.mode == "raw":
             notes.append("log-probs are those before temperature: unset SGLANG_RETURN_ORIGINAL_LOGPROB")
         return EngineFacts(
@@ -106,7 +110,7 @@ class SglangEngine:
             models=tuple(model.id for model in models),
             max_context=probing.smallest_context(models),
             weight_versions=probed.weight_versions,
-            weight_updates=True,
+            weight_updates=not behind,
             logprobs_mode=probed.mode,
             notes=tuple(notes),
             states_weights=probing.stated_version(info) is not None,
@@ -139,6 +143,7 @@ class SglangEngine:
 
         "keep" computes the running requests again from their tokens (`retract`), so no cache of the old weights stays.
         """
+        await probing.refuse_router(self._http)
         if mode == "drain":
             self._open.clear()
             await self._idle.wait()
@@ -152,6 +157,7 @@ class SglangEngine:
         if adapter:
             message = f"engine {self.name}: adapters are loaded by vLLM only; push merged weights"
             raise EngineRefused(message, http_status=501)
+        await probing.refuse_router(self._http)
         body = {"model_path": path, "weight_version": str(version), "flush_cache": True, "keep_pause": True}
         answer = await self._http.json("POST", "/update_weights_from_disk", body)
         if not answer.get("success"):

@@ -26,6 +26,8 @@ from rolltap.settings import EngineSettings
 
 PAUSE_MODES: dict[PauseMode, str] = {"keep": "keep", "drain": "wait", "abort": "abort"}
 CLOSED = (403, 404, 405)
+ASKED = 8
+"""Requests at once that a load balancer would not send to one server."""
 
 
 class DeviceConfig(msgspec.Struct):
@@ -60,11 +62,14 @@ class VllmEngine:
         models = await self._http.models()
         self._output = GenerateOutput
         probed = await probing.probe_sampling(self.sample, models)
+        behind = await probing.servers_behind(self._http)
         info = await self._http.optional("GET", "/weight_info")
         notes = [probed.problem] if probed.problem else []
         if self._output is CompletionOutput:
             notes.append("no weight versions with the tokens: start vLLM with --enable-scale-out")
-        if info is None:
+        if behind:
+            notes += [probing.no_push(behind), probing.set_sticky("sticky_least_loaded")]
+        elif info is None:
             notes.append("weights can't be pushed: start vLLM with VLLM_SERVER_DEV_MODE=1")
         if probed.mode == "raw":
             notes.append("log-probs are those before temperature: start vLLM with --logprobs-mode processed_logprobs")
@@ -74,7 +79,7 @@ class VllmEngine:
             models=tuple(model.id for model in models),
             max_context=probing.smallest_context(models),
             weight_versions=probed.weight_versions,
-            weight_updates=info is not None,
+            weight_updates=info is not None and not behind,
             logprobs_mode=probed.mode,
             notes=tuple(notes),
             grammars=self._grammars,
@@ -105,7 +110,23 @@ class VllmEngine:
         return prompt_scores(self.name, request, await self._http.bytes("POST", "/v1/completions", body))
 
     async def pause(self, mode: PauseMode) -> None:
+        await probing.refuse_router(self._http)
         await self._http.json("POST", f"/pause?mode={PAUSE_MODES[mode]}")
+        await self._check_all_paused()
+
+    async def _check_all_paused(self) -> None:
+        """Raises `EngineRefused` if another server than the paused one answers, and resumes that one: a load balancer
+        would give the weights to one server and their version to another."""
+        asked = (self._http.optional("GET", "/is_paused") for _ in range(ASKED))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        if {"is_paused": False} not in answers:
+            return
+        await asyncio.gather(*(self.resume() for _ in range(ASKED)))
+        raise EngineRefused(
+            f"engine {self.name}: weights can't be pushed through a load balancer: not all servers behind it were "
+            "paused; list them in the engine's `url`, separated by commas",
+            http_status=501,
+        )
 
     async def resume(self) -> None:
         await self._http.json("POST", "/resume")
@@ -115,6 +136,7 @@ class VllmEngine:
 
         Empties the prefix cache of the old weights if the server has such a route; running requests are computed again
         from their tokens."""
+        await probing.refuse_router(self._http)
         if adapter:
             await self._load_adapter(path, adapter)
         else:

@@ -33,8 +33,9 @@ Block = tuple[str | int, ...]
 
 @dataclass
 class Server:
-    """A replica's cache of blocks, its requests, and the time at which its prefills are done."""
+    """A replica's cache of at most `room` blocks, its requests, and the time at which its prefills are done."""
 
+    room: int = CACHE // BLOCK
     blocks: OrderedDict[Block, None] = field(default_factory=OrderedDict)
     running: int = 0
     free_at: float = 0.0
@@ -46,7 +47,7 @@ class Server:
         for block in reversed(prompt):  # the leading ones are dropped last
             self.blocks.pop(block, None)
             self.blocks[block] = None
-        while len(self.blocks) > CACHE // BLOCK:
+        while len(self.blocks) > self.room:
             self.blocks.popitem(last=False)
 
 
