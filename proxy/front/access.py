@@ -1,8 +1,7 @@
 """Who may call a route of the trainer and admin planes: the roles that its operation declares, else nobody.
 
-`tests/unit/proxy/test_access.py` tries every route with
-every kind of key. The agent plane uses session keys and project keys (`rolltap.proxy.call.admission`). `/health` and
-`/ready` need no key.
+`tests/unit/proxy/test_access.py` tries every route with every kind of key. The agent plane uses session keys and
+project keys (`rolltap.proxy.call.admission`). `/health` and `/ready` need no key.
 
 `TamperingCounter` counts requests that attack the proxy with a valid session key, on the session of the key. Requests
 with an unknown key are not counted. Counting does not change the answer, even while the store is unavailable. A process

@@ -72,9 +72,10 @@ class Operation:
     """An operation. `title` is its name in OpenAPI.
 
     `own`: the argument by which a runner's key is limited to what it runs itself; "" without such a limit.
-    `audited`: calls are in the audit log; refusals always are. `all_tenants`: it shows all of them, to keys of the
-    default tenant only. A client sends it `once`, or repeats it while the server can't be reached. The field `wait` of
-    its body is how many seconds the server may take on purpose.
+    `audited`: calls are in the audit log (leases, claims, attempts and rewards have the key in their rows); refusals
+    always are. `all_tenants`: it shows all of them, to keys of the default tenant only. A client sends it `once`, or
+    repeats it while the server can't be reached. The field `wait` of its body is how many seconds the server may take
+    on purpose.
     """
 
     method: Literal["GET", "POST"]
