@@ -317,9 +317,9 @@ def _build(
     )
 
 
-async def _late_peers(call_log: SqlCallLog, within_s: float, metrics: Metrics) -> Sequence[str]:
-    """Waits for the calls of other proxies. Counts if some may still be missing."""
-    late = await call_log.peers_behind(within_s)
+async def _late_peers(call_log: SqlCallLog, within_s: float, metrics: Metrics, began: float) -> Sequence[str]:
+    """Waits for the calls of other proxies. Counts if some may still be missing; of a dead one, what had `began`."""
+    late = [*await call_log.peers_behind(within_s), *await call_log.vanished(began)]
     if late:
         metrics.ended_late()
     return late

@@ -168,6 +168,9 @@ class MemoryCallLog:
     async def may_lack_facts(self, since: float) -> bool:
         return False
 
+    async def vanished(self, since: float) -> list[str]:
+        return []
+
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         orphans = [
             intent.id

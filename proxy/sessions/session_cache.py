@@ -33,6 +33,8 @@ from rolltap.types import Origin, Session
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
 RETRY_S = 0.2
+CLOCKS_OFF_S = 600.0
+"""By how much the clock of a session's first proxy may be off the store's."""
 FOREST_BYTES = 1_000_000_000
 
 
@@ -183,12 +185,17 @@ class SessionCache:
 
         A proxy that is cut off from the store may have calls in its spool. So without enough it goes on until every
         proxy has said that it had nothing there at `asked_at` (by `time.monotonic`), and what came meanwhile is loaded.
-        Raises `StoreUnavailable` if that takes over `within_s` seconds: there may be calls that nobody here knows.
+        Raises `StoreUnavailable` if that takes over `within_s` seconds, or a proxy has died since the session began:
+        there may be calls that nobody here knows.
         """
         deadline, complete = time.monotonic() + within_s, False
         while True:
             has_more = await self._read(live, deadline - time.monotonic())
-            if await enough(has_more) or complete:
+            if await enough(has_more):
+                return
+            if complete:
+                if await self._log.vanished(live.session.created_at - CLOCKS_OFF_S):
+                    raise StoreUnavailable("a proxy that died may have calls in its spool", retry_after=1)
                 return
             complete = not await self._may_lack_calls(asked_at, deadline - time.monotonic())
             if complete:  # what came meanwhile is in the store

@@ -209,7 +209,7 @@ async def test_room_bounds_what_a_curriculum_opens(world: World) -> None:
 
 
 async def test_a_submission_counts_the_rollouts_that_ended_late(world: World) -> None:
-    async def late_peers() -> list[str]:
+    async def late_peers(began: float) -> list[str]:
         return ["a-proxy"]
 
     id = await submit(world, "policy", 2, ("a", ()))

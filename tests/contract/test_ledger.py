@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout, NewReward
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Replay, Rewind
@@ -19,6 +20,7 @@ from rolltap.errors import (
 )
 from rolltap.ledger import ledger
 from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.schema import attempts
 from rolltap.ledger.views import GroupQuery, group_counts, group_rows
 from rolltap.types import Cause, GroupStatus, Rollout, RolloutStatus, Scoring, Task
 
@@ -62,7 +64,7 @@ async def test_unknown_ids_are_named(world: World) -> None:
 
 
 async def test_a_rollout_that_ends_while_a_proxy_is_out_of_reach_says_so(world: World) -> None:
-    async def late_peers() -> list[str]:
+    async def late_peers(began: float) -> list[str]:
         return ["a-proxy"]
 
     world.ledger.rollouts._late_peers = late_peers
@@ -70,6 +72,22 @@ async def test_a_rollout_that_ends_while_a_proxy_is_out_of_reach_says_so(world: 
     ended = await world.finish(await world.start(group.rollouts[0]), 1.0)
     assert ended.reason.startswith("late: a proxy could not reach the store")
     assert await status(world, group.id) is GroupStatus.COMPLETE
+
+
+async def test_what_may_be_late_is_asked_of_those_who_lived_when_the_attempt_began(world: World) -> None:
+    asked: list[float] = []
+
+    async def late_peers(began: float) -> list[str]:
+        asked.append(began)
+        return []
+
+    world.ledger.rollouts._late_peers = late_peers
+    group = await world.open(2)
+    first = await world.start(group.rollouts[0])
+    again = await world.start(first)
+    await world.finish(again, 1.0)
+    (started_at,) = await world.database.select(sa.select(attempts.c.started_at).where(attempts.c.attempt == 2))
+    assert asked == [started_at[0]]
 
 
 async def test_a_group_is_complete_when_every_rollout_has_ended_and_been_scored(world: World) -> None:
@@ -189,7 +207,7 @@ async def test_rollouts_that_failed_before_a_call_are_counted_as_unanswered(
 ) -> None:
     """As of an image that no node can start, or a broken workspace; a trainer's run ends by this count."""
 
-    async def late_peers() -> list[str]:
+    async def late_peers(began: float) -> list[str]:
         return ["a-proxy"] if late else []
 
     world.ledger.rollouts._late_peers = late_peers

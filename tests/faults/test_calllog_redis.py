@@ -244,6 +244,35 @@ async def test_what_is_in_the_stream_is_seen_by_other_proxies_and_what_is_in_mem
     await writer.close()
 
 
+async def test_who_ends_with_facts_in_the_stream_only_is_not_forgotten(
+    postgres_url: str, private_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk of Postgres's that is full takes no call, and yet the end of a process. Peers may not reach Redis then."""
+    peer = open_call_log(postgres_url)
+    await peer.start()
+    await peer.abort_orphans(["peer"], at=1.0)
+    for name, is_full, left in (("well", False, []), ("in bad times", True, ["in bad times"])):
+        log = open_call_log(postgres_url, ingest=private_redis.url)
+        await log.start()
+        await log.abort_orphans([name], at=1.0)
+        session = a_session()
+        await log.open_session(session)
+        await log._registry._beat_once({})
+        with monkeypatch.context() as patched:
+            if is_full:
+                patched.setattr(log._tables, "write", full)
+            intent = an_intent(session, process=name)
+            await log.append_intent(intent)
+            await log.append_completion(a_completion(intent.id))
+            await log.close()
+        assert await peer._registry.behind(float("-inf")) == left
+    await peer.close()
+
+
+async def full(facts: Sequence[EncodedFact]) -> None:
+    raise StoreUnavailable("could not extend file: No space left on device")
+
+
 async def test_a_store_that_is_slow_gets_smaller_batches(private_redis: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rolltap.calllog.redis.STORE_WITHIN_S", 0.2)
     store = RememberingStore()

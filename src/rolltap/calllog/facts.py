@@ -321,6 +321,11 @@ class CallLog(Protocol):
         read now. Each says at least once a second that it has none."""
         ...
 
+    async def vanished(self, since: float) -> Sequence[str]:
+        """The processes that died after `since` (seconds since the epoch) and were not started again on their data
+        folder: nobody knows what they had outside the store."""
+        ...
+
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         """Completes the open calls of dead processes as aborted; returns their number.
 

@@ -10,7 +10,9 @@ half of `GONE_S` does so with its next intent, as a peer may have removed the ro
 
 On SQLite only one process can write, so every other one is dead. On Postgres a process is dead if its row is older than
 `GONE_S` by the database's clock; the first peer that notices completes its open calls as presumed aborted. Nobody can
-renew a row while Postgres is down, so the age counts from the server's start at the earliest.
+renew a row while Postgres is down, so the age counts from the server's start at the earliest. What the dead process had
+outside the store is not known, until it is started again on its data folder: its row is kept for `VANISHED_S`, and
+concerns what had begun before it died (`vanished`).
 
 A new proxy with another secret than its peers refuses to start; all proxies warn of other keys or policies. Postgres
 shows every client the names of all connections. A proxy's connection name contains hashes of its keys and of its
@@ -24,7 +26,7 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -50,6 +52,10 @@ WITHIN_S = 10.0
 """Timeout of a heartbeat."""
 
 GONE_S = 30.0
+VANISHED_S = 86_400.0
+VANISHED = "~"
+"""`complete_to` of a dead process whose open calls were completed: greater than every id."""
+
 SILENT_S = 4.0
 """A process whose data folder another one has taken over, and which has not renewed its row for so long, is dead."""
 
@@ -87,11 +93,12 @@ class ProcessRegistry:
         """Writes to a server that was promoted what it lacks."""
         columns, values = "id, seen_at, complete_to, waiting_since", ":id, :now, :complete_to, :waiting_since"
         since = "coalesce(processes.waiting_since, excluded.waiting_since)"
+        again = f"complete_to = CASE processes.complete_to WHEN '{VANISHED}' THEN '' ELSE processes.complete_to END"
         waiting = f"waiting_since = CASE WHEN excluded.waiting_since IS NULL THEN NULL ELSE {since} END"
         insert = f"INSERT INTO processes ({columns}) VALUES ({values}) ON CONFLICT (id) DO UPDATE SET"
-        self._announce = sa.text(f"{insert} seen_at = excluded.seen_at, {waiting}")
+        self._announce = sa.text(f"{insert} seen_at = excluded.seen_at, {waiting}, {again}")
         self._renew = sa.text(f"{insert} seen_at = excluded.seen_at, complete_to = excluded.complete_to, {waiting}")
-        self._keep = sa.text(f"{insert} seen_at = processes.seen_at")  # locks the row: no peer removes it meanwhile
+        self._keep = sa.text(f"{insert} {again}")  # locks the row: no peer completes its open calls meanwhile
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._beat())
@@ -113,10 +120,18 @@ class ProcessRegistry:
                         await connection.execute(sa.delete(processes).where(processes.c.id.in_(self._own)))
 
     async def behind(self, since: float) -> list[str]:
-        """The other processes that may have facts from before `since` (by `time.monotonic`) outside the store."""
+        """The other processes that live, and may have facts from before `since` (by `time.monotonic`) outside the
+        store."""
         then = sa.literal_column(self.clock) - (time.monotonic() - since)
         silent = sa.or_(processes.c.seen_at < then, processes.c.waiting_since.is_not(None))
-        query = sa.select(processes.c.id).where(processes.c.id.not_in(self._own), silent)
+        return await self._ids(processes.c.complete_to != VANISHED, silent)
+
+    async def vanished(self, since: float) -> list[str]:
+        """The processes that died after `since` (seconds since the epoch) and may have left facts outside the store."""
+        return await self._ids(processes.c.complete_to == VANISHED, processes.c.seen_at >= since)
+
+    async def _ids(self, *which: sa.ColumnElement[bool]) -> list[str]:
+        query = sa.select(processes.c.id).where(processes.c.id.not_in(self._own), *which)
         with acting_for(EVERY_TENANT):
             return [row.id for row in await self._database.select(query)]
 
@@ -251,12 +266,17 @@ class ProcessRegistry:
             absent = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
             dead = {row.id: row.complete_to for row in absent if row.id not in live}
             count = sum(_abort(connection, process, complete_to, at) for process, complete_to in dead.items())
-            if dead:
-                connection.execute(sa.delete(processes).where(processes.c.id.in_(dead)))
+            self._part_with(connection, dead)
             return count
 
         with acting_for(EVERY_TENANT):
             return await self._database.transact(sweep)
+
+    def _part_with(self, connection: sa.Connection, dead: Collection[str]) -> None:
+        """Changes the rows of dead processes, whose open calls are completed."""
+        connection.execute(sa.update(processes).where(processes.c.id.in_(dead)).values(complete_to=VANISHED))
+        age = sa.literal_column(self.clock) - processes.c.seen_at
+        connection.execute(sa.delete(processes).where(processes.c.complete_to == VANISHED, age > VANISHED_S))
 
 
 async def _nothing() -> None: ...
@@ -279,13 +299,17 @@ class SqliteRegistry(ProcessRegistry):
     clock = "CAST(strftime('%s', 'now') AS REAL)"
     gone = "SELECT id, complete_to FROM processes"
 
+    def _part_with(self, connection: sa.Connection, dead: Collection[str]) -> None:
+        connection.execute(sa.delete(processes).where(processes.c.id.in_(dead)))
+
 
 class PostgresRegistry(ProcessRegistry):
     """The registry on Postgres."""
 
     clock = "extract(epoch FROM clock_timestamp())"
     gone = (
-        "SELECT id, complete_to FROM processes WHERE extract(epoch FROM clock_timestamp()) "
+        f"SELECT id, complete_to FROM processes WHERE complete_to <> '{VANISHED}' "
+        "AND extract(epoch FROM clock_timestamp()) "
         "- greatest(seen_at, extract(epoch FROM pg_postmaster_start_time())) > :age FOR UPDATE SKIP LOCKED"
     )
 

@@ -47,6 +47,7 @@ from rolltap.crash import crash_point
 from rolltap.decoding import msgpack_decoder
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
+from rolltap.settings import hide_password
 
 log = logging.getLogger("rolltap.store")
 
@@ -119,7 +120,7 @@ class IngestWriter:
         sweep_s: float = SWEEP_S,
     ) -> None:
         """With `store_id`, refuses a Redis that belongs to another store."""
-        self._url = url
+        self._name = hide_password(url)  # in messages
         self._store = store
         self._store_id = store_id
         self._own_id: str | None = None
@@ -149,8 +150,8 @@ class IngestWriter:
     @property
     def unseen(self) -> int:
         """Other proxies sweep the stream when they read, so its facts are hidden only while Redis is away. A proxy that
-        can't read it waits for `IN_STREAM_S`: so those that are in it for longer count, too."""
-        before = math.inf if self._away else time.monotonic() - IN_STREAM_S
+        can't read it waits for `IN_STREAM_S`: so those that are in it for longer count, too, and at the end all."""
+        before = math.inf if self._away or self._closing else time.monotonic() - IN_STREAM_S
         hidden = takewhile(lambda entry: entry.at < before, self._held)
         return self._store.unseen + sum(len(entry.facts) for entry in hidden)
 
@@ -169,15 +170,15 @@ class IngestWriter:
     async def start(self) -> None:
         await self._store.start()
         try:
-            if not await check_settings(self._redis, self._url):
-                log.warning("%s does not show its settings: make sure that it has %s", self._url, DURABLE)
+            if not await check_settings(self._redis, self._name):
+                log.warning("%s does not show its settings: make sure that it has %s", self._name, DURABLE)
             if self._store_id is not None:
                 self._own_id = await self._store_id()
-                await check_stream_owner(self._redis, self._url, self._own_id)
+                await check_stream_owner(self._redis, self._name, self._own_id)
             await self._set_mark()
             await self._until_moved(0.0)
         except RedisError as error:
-            raise StoreUnavailable(f"cannot use {self._url}: {error}") from error
+            raise StoreUnavailable(f"cannot use {self._name}: {error}") from error
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -279,9 +280,9 @@ class IngestWriter:
         if self._store_id is not None and self._own_id is None:
             self._own_id = await self._store_id()
         try:
-            await check_settings(self._redis, self._url)
+            await check_settings(self._redis, self._name)
             if self._own_id is not None:
-                await check_stream_owner(self._redis, self._url, self._own_id)
+                await check_stream_owner(self._redis, self._name, self._own_id)
         except ConfigError as error:
             self._bypass(error)
             raise StoreUnavailable(error.message, retry_after=1) from error

@@ -191,6 +191,9 @@ class SqlCallLog:
     async def may_lack_facts(self, since: float) -> bool:
         return bool(await self._behind(since))
 
+    async def vanished(self, since: float) -> list[str]:
+        return [] if self.database.dialect_name == "sqlite" else await self._registry.vanished(since)
+
     async def _behind(self, since: float) -> list[str]:
         """See `ProcessRegistry.behind`. While this process can't read the stream, it gives the others the time to write
         what is there."""

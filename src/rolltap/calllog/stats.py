@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
+from rolltap.calllog.processes import VANISHED
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, processes, prunings, sessions
 from rolltap.calllog.versions import version_of
 from rolltap.errors import ConfigError, StoreUnavailable
@@ -142,7 +143,9 @@ async def postgres_facts(database: Database) -> PostgresFacts:
 
 
 async def writer_facts(database: Database) -> WriterFacts:
-    counts = sa.select(sa.func.count(), sa.func.count(processes.c.waiting_since))
+    counts = sa.select(sa.func.count(), sa.func.count(processes.c.waiting_since)).where(
+        processes.c.complete_to != VANISHED
+    )
     with acting_for(EVERY_TENANT):
         ((total, behind),) = await database.query(lambda connection: connection.execute(counts).all())
     return WriterFacts(max(1, total), behind)  # this process may have no row yet

@@ -31,11 +31,12 @@ from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Sco
 
 log = logging.getLogger("rolltap.ledger")
 
-LatePeers = Callable[[], Awaitable[Sequence[str]]]
-"""Waits for the calls of other processes; returns the processes that may still have some outside the store."""
+LatePeers = Callable[[float], Awaitable[Sequence[str]]]
+"""Waits for the calls of other processes; returns the processes that may still have some outside the store, of those
+that lived at the given time (seconds since the epoch, by the store's clock)."""
 
 
-async def no_late_peers() -> Sequence[str]:
+async def no_late_peers(began: float) -> Sequence[str]:
     """For a ledger with one process: see `LatePeers`."""
     return ()
 
@@ -132,10 +133,10 @@ class Rollouts:
         trained: TrainedByPolicy = {}
         reported = ending
         if ending.counts_as is not Scoring.UNSCORABLE or ending.status is not RolloutStatus.CANCELLED:
-            late = await self._late_peers()
+            late = await self._late_peers(await self._began(rollout))
             trained, ending = await self._trained(rollout, list(its_group.trains) or [its_group.policy], ending)
         if late:
-            log.warning("rollout %s ends while %d proxies can't reach the store", rollout_id, len(late))
+            log.warning("rollout %s ends while calls may be out of reach, of proxies %s", rollout_id, ", ".join(late))
             ending = msgspec.structs.replace(ending, reason="; ".join(filter(None, (LATE, ending.reason))))
 
         def work(tx: Tx) -> None:
@@ -156,6 +157,12 @@ class Rollouts:
 
         await self._uow.transact(work)
         return await self.get(rollout_id)
+
+    async def _began(self, rollout: Rollout) -> float:
+        """When the rollout's attempt was started; now, if it never was."""
+        of_attempt = sa.and_(attempts.c.rollout_id == rollout.id, attempts.c.attempt == rollout.attempt)
+        started_at = sa.select(attempts.c.started_at).where(of_attempt)
+        return await self._uow.query(lambda tx: tx.scalar(started_at) or tx.now)
 
     async def _trained(
         self, rollout: Rollout, policies: Sequence[str], ending: FinishRollout

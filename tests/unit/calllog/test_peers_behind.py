@@ -13,7 +13,7 @@ import pytest
 from rolltap.calllog import processes
 from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
-from rolltap.calllog.processes import PostgresRegistry
+from rolltap.calllog.processes import GONE_S, PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.writing import FactWriter
 from rolltap.errors import StoreUnavailable
@@ -23,9 +23,9 @@ from .facts import a_session, an_intent
 
 
 @asynccontextmanager
-async def process(url: str, name: str, beat_s: float = 0.02) -> AsyncIterator[SqlCallLog]:
+async def process(url: str, name: str, beat_s: float = 0.02, gone_s: float = GONE_S) -> AsyncIterator[SqlCallLog]:
     database = Database(url)
-    log = SqlCallLog(database, registry=PostgresRegistry(database, beat_s=beat_s))
+    log = SqlCallLog(database, registry=PostgresRegistry(database, beat_s=beat_s, gone_s=gone_s))
     await log.start()
     await log.abort_orphans([name], at=1.0)
     await log._registry._beat_once({})
@@ -181,3 +181,60 @@ async def test_a_key_that_a_proxy_cut_off_from_the_store_may_know_is_not_refused
         b._registry.waiting = lambda: 0
         await b._registry._beat_once({})
         assert await a.session_by_key("unknown") is None
+
+
+async def until_vanished(log: SqlCallLog, since: float) -> list[str]:
+    async with asyncio.timeout(10):
+        while not (gone := await log.vanished(since)):  # noqa: ASYNC110  another task's heartbeat notices
+            await asyncio.sleep(0.02)
+    return gone
+
+
+async def test_a_process_that_died_concerns_what_had_begun_before(postgres_url: str) -> None:
+    """It may have had facts in its spool, and nobody can say so any more."""
+    began = time.time()
+    async with process(postgres_url, "a", gone_s=0.3) as a:
+        assert await a.vanished(0) == []
+        async with process(postgres_url, "b", beat_s=600) as b:
+            died_at = time.time()
+            assert await until_vanished(a, began) == ["b"]
+            assert await a.peers_behind(10) == [], "nobody waits for it"
+            assert await a.vanished(died_at + 1) == []
+            await b._registry._beat_once({})  # it had only stood still
+            assert await a.vanished(began) == []
+        assert await a.vanished(0) == [], "it ended in order, and left nothing"
+
+
+@pytest.mark.parametrize("returns", ["with its next intent", "in its spool", "never"])
+async def test_what_ends_that_a_process_has_vanished(
+    postgres_url: str, returns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = a_session()
+    async with process(postgres_url, "a", gone_s=0.3) as a, process(postgres_url, "b", beat_s=600) as b:
+        await a.open_session(session)
+        await until_vanished(a, 0)
+        if returns == "with its next intent":
+            b._registry._announced.clear()
+            await b.append_intent(an_intent(session, process="b"))
+        elif returns == "in its spool":
+            monkeypatch.setattr(processes, "SILENT_S", 0.0)
+            await a.end_predecessor("b", at=1.0)
+        else:
+            monkeypatch.setattr(processes, "VANISHED_S", 0.1)
+            await a._registry.abort_orphans(["a"], at=1.0)
+        assert await a.vanished(0) == []
+
+
+async def test_open_calls_of_a_vanished_process_that_come_later_are_aborted(postgres_url: str) -> None:
+    """As out of the ingest stream, which a peer sweeps."""
+    session = a_session()
+    async with process(postgres_url, "a", gone_s=0.3) as a, process(postgres_url, "b", beat_s=600):
+        await a.open_session(session)
+        await until_vanished(a, 0)
+        intent = an_intent(session, process="b")
+        await a._tables.write([encode_fact(intent)])
+        async with asyncio.timeout(10):
+            while (row := (await a.rows(session.id))[0]).completion is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert row.completion.outcome is Outcome.ABORTED
+        assert await until_vanished(a, 0) == ["b"]

@@ -13,6 +13,7 @@ import pytest
 from rolltap.contract.trainer import PolicyState
 from rolltap.errors import StoreUnavailable
 from rolltap.protocols.handles import Handles
+from rolltap.proxy.sessions.session_cache import CLOCKS_OFF_S
 from rolltap.settings import LimitSettings
 from rolltap.types import BreakReason, Flaw
 from tests.unit.proxy.conftest import SECRET, Plane, ToldEngine, serve
@@ -265,6 +266,31 @@ async def test_a_call_that_stays_in_a_spool_is_not_blamed_on_the_harness(
     assert (await other.client.chat(USER, message(first), MORE)).status == 200
     cut_off.hidden = False
     assert (await plane.rows())[-1].intent.break_.reason is BreakReason.PARENT_NOT_READ
+
+
+async def test_what_a_proxy_that_died_had_is_not_waited_for_and_not_blamed_on_the_harness(
+    plane: Plane, other: Plane, cut_off: CutOff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await plane.client.chat(USER)
+    asked: list[float] = []
+
+    async def vanished(since: float) -> list[str]:
+        asked.append(since)
+        return ["a proxy"]
+
+    async def may_lack_facts(since: float) -> bool:
+        return False
+
+    monkeypatch.setattr(plane.log, "vanished", vanished)
+    monkeypatch.setattr(plane.log, "may_lack_facts", may_lack_facts)
+    async with asyncio.timeout(5):
+        assert (await other.client.chat(USER, message(first), MORE)).status == 200
+        cut_off.hidden = False
+        assert (await other.client.chat(USER, message(first), MORE)).status == 200
+    _, lost, found = await plane.rows()
+    assert lost.intent.break_.reason is BreakReason.PARENT_NOT_READ
+    assert found.intent.break_ is None, "what is in the store is read as ever"
+    assert asked == [plane.session.created_at - CLOCKS_OFF_S]
 
 
 FEW_SHOT = ({"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"})
