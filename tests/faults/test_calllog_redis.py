@@ -477,15 +477,17 @@ async def test_a_redis_that_can_lose_calls_is_refused_at_start(
     client = Redis.from_url(private_redis.url)
     await client.config_set(setting, value)
     await client.aclose()
-    log = open_call_log(postgres_url, ingest=private_redis.url)
-    with pytest.raises(ConfigError, match=f"CONFIG SET {setting}"):
+    log = open_call_log(postgres_url, ingest=private_redis.url.replace("://", "://:pass-word@"))
+    with pytest.raises(ConfigError, match=f"CONFIG SET {setting}") as refused:
         await log.start()
+    assert "pass-word" not in str(refused.value)
 
 
 async def test_a_redis_that_can_not_be_reached_stops_the_start(postgres_url: str):
-    log = open_call_log(postgres_url, ingest="redis://127.0.0.1:1/0")
-    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
+    log = open_call_log(postgres_url, ingest="redis://:pass-word@127.0.0.1:1/0")
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1") as away:
         await log.start()
+    assert "pass-word" not in str(away.value)
 
 
 @pytest.mark.parametrize(
