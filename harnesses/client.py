@@ -85,7 +85,7 @@ class AdminClient(AsyncHttpClient):
 
     async def cancel_group(self, group_id: str) -> None:
         """Cancels the group's unfinished rollouts; their keys become invalid."""
-        await self.ask(AdminPlane.cancel_group, group_id)
+        await self.tell(AdminPlane.cancel_group, group_id)
 
     async def start_rollout(
         self, claim: ClaimedRollout, *, ttl: float, runner: str = "", turns: int = 0, rules: SessionRules = NO_RULES
@@ -122,11 +122,11 @@ class AdminClient(AsyncHttpClient):
     async def reward(self, reward: admin.NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
         body = reward if reward.id else msgspec.structs.replace(reward, id=new_id())
-        await self.ask(AdminPlane.append_reward, body)
+        await self.tell(AdminPlane.append_reward, body)
 
     async def set_control(self, policy: str, control: RolloutControl) -> None:
         """Sets what holds for the policy's rollouts to come, in place of all that was set before."""
-        await self.ask(AdminPlane.set_control, policy, control)
+        await self.tell(AdminPlane.set_control, policy, control)
 
     async def open_session(
         self,
@@ -195,7 +195,7 @@ class AdminClient(AsyncHttpClient):
 
     async def release(self, node: str) -> None:
         """Releases all of the node's claims, so that other nodes can run the rollouts at once."""
-        await self.ask(AdminPlane.release_rollouts, node)
+        await self.tell(AdminPlane.release_rollouts, node)
 
     async def close_session(self, session_id: str) -> admin.ClosedSession:
         """Closes a session: later calls are refused."""

@@ -23,6 +23,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import wraps
 from http.client import responses
 from types import TracebackType
@@ -95,6 +96,13 @@ class AnyHttpClient:
 
     async def reply(self, operation: Asked[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The reply to an operation. An `HttpClient` never suspends in it, so that `blocking` can run its caller."""
+        return await self._reply(request_of(operation, *args, **kwargs))
+
+    async def tell(self, operation: Asked[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """The same where nobody reads the reply, which then says only that the request was carried out."""
+        await self._reply(replace(request_of(operation, *args, **kwargs), parse=lambda body: None))
+
+    async def _reply(self, request: Request[T]) -> T:
         raise NotImplementedError
 
     def unreachable(self, error: Exception) -> ServerUnreachable:
@@ -127,8 +135,8 @@ class HttpClient(AnyHttpClient):
         """The reply to an operation of a plane: `client.ask(AdminPlane.policy, name)`."""
         return self.send(request_of(operation, *args, **kwargs))
 
-    async def reply(self, operation: Asked[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.ask(operation, *args, **kwargs)
+    async def _reply(self, request: Request[T]) -> T:
+        return self.send(request)
 
     def _once(self, request: Request[Any], tries: Iterator[dict[str, str]]) -> bytes:
         headers = {**self.headers, **next(tries)}
@@ -179,7 +187,8 @@ class AsyncHttpClient(AnyHttpClient):
         """The reply to an operation of a plane: `await client.ask(AdminPlane.policy, name)`."""
         return await self.send(request_of(operation, *args, **kwargs))
 
-    reply = ask
+    async def _reply(self, request: Request[T]) -> T:
+        return await self.send(request)
 
     async def _once(
         self, session: aiohttp.ClientSession, request: Request[Any], tries: Iterator[dict[str, str]]

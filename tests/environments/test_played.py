@@ -16,6 +16,7 @@ from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
 from rolltap.harnesses.runner.specs import Defaults, resolve_paths
 from rolltap.harnesses.runner.tasks import SourceOptions, tasks_of
+from rolltap.types import Rollout
 
 from ..conftest import ROOT
 from ..harnesses.house import POLICY, house
@@ -121,7 +122,7 @@ CASES = {
 }
 
 
-async def play(case: Case, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+async def play(case: Case, folder: Path) -> tuple[dict[str, Rollout], dict[str, str]]:
     """Each task's rollout, and the text of its session, by the task's own name."""
     options = SourceOptions(python=python_of(case.environment), arguments=case.arguments, take=len(case.rewards))
     async with house(case.script, folder) as home:
@@ -133,8 +134,8 @@ async def play(case: Case, folder: Path) -> tuple[dict[str, dict[str, Any]], dic
         settings = NodeSettings("n", wait=0.1)
         await NodeAgent(home.client, settings, defaults).run(asyncio.Event(), until_idle=True)
         groups = await home.client.submission_groups("s")
-        rollouts = {group["task_id"].rpartition("/")[2]: group["rollouts"][0] for group in groups}
-        paths = {name: f"/read/sessions/{rollout['session_id']}/transcript" for name, rollout in rollouts.items()}
+        rollouts = {group.task_id.rpartition("/")[2]: group.rollouts[0] for group in groups}
+        paths = {name: f"/read/sessions/{rollout.session_id}/transcript" for name, rollout in rollouts.items()}
         return rollouts, {name: json.dumps(await home.client.get(path)) for name, path in paths.items()}
 
 
@@ -145,9 +146,9 @@ async def test_an_environment_is_paid_by_its_own_scorer(
     monkeypatch.chdir(HERE)
     case = CASES[name]
     rollouts, texts = await play(case, tmp_path)
-    told = {task: (rollout["status"], rollout["reason"]) for task, rollout in rollouts.items()}
+    told = {task: (rollout.status, rollout.reason) for task, rollout in rollouts.items()}
     assert told == dict.fromkeys(case.rewards, ("succeeded", "")), rollouts
-    rewards = {task: rollout["rewards"][0]["value"] for task, rollout in rollouts.items()}
+    rewards = {task: rollout.rewards[0].value for task, rollout in rollouts.items()}
     assert rewards == pytest.approx(case.rewards)
     assert all('"reply"' in text for text in texts.values()), "every word of the model is on record"
 
@@ -160,7 +161,7 @@ async def test_a_models_command_beside_the_scorer_forges_no_reward(
     turns = (ScriptedReply(call=(ToolUse("shell", {"command": FORGE}),)), ScriptedReply(say="It is five."))
     case = Case("inspect:inspect/arithmetic.py@tools", "environments-1", Script(rules=(Rule(turns=turns),)), {"2+2": 0})
     rollouts, texts = await play(case, tmp_path)
-    assert (rollouts["2+2"]["status"], rollouts["2+2"]["rewards"][0]["value"]) == ("succeeded", 0.0)
+    assert (rollouts["2+2"].status, rollouts["2+2"].rewards[0].value) == ("succeeded", 0.0)
     assert "SCORER" in texts["2+2"], "the command ran beside it"
     assert "READ ITS" not in texts["2+2"]
 
@@ -178,7 +179,7 @@ async def test_a_model_calls_the_tools_of_a_nemo_gym_server_and_none_of_its_othe
     script = Script(rules=(Rule(turns=turns),))
     case = Case("nemo-gym:example_session_state_mgmt", "python-3.12", script, {"0": 1.0})
     rollouts, texts = await play(case, tmp_path)
-    assert (rollouts["0"]["status"], rollouts["0"]["rewards"][0]["value"]) == ("succeeded", 1.0)
+    assert (rollouts["0"].status, rollouts["0"].rewards[0].value) == ("succeeded", 1.0)
     assert "Not Found" in texts["0"]
 
 
@@ -188,11 +189,11 @@ async def test_a_nemo_gym_server_scores_an_agents_answer_and_no_policy_is_its_ju
     monkeypatch.chdir(HERE)
     case = Case("nemo-gym:nemo_gym/capitals.py", "python-3.12", CAPITALS, {"0": 0.5, "1": 0.0}, harness="command")
     rollouts, texts = await play(case, tmp_path)
-    assert (rollouts["0"]["status"], rollouts["0"]["rewards"][0]["value"]) == ("succeeded", 0.5)
-    assert (rollouts["1"]["status"], rollouts["1"]["scoring"]) == (
+    assert (rollouts["0"].status, rollouts["0"].rewards[0].value) == ("succeeded", 0.5)
+    assert (rollouts["1"].status, rollouts["1"].scoring) == (
         "failed",
         "masked",
     )  # its answer decides who is asked
-    assert [reward["value"] for reward in rollouts["1"]["rewards"]] == [0.0]
-    assert "the server asks a judge or another server, policy_model" in rollouts["1"]["reason"]
+    assert [reward.value for reward in rollouts["1"].rewards] == [0.0]
+    assert "the server asks a judge or another server, policy_model" in rollouts["1"].reason
     assert "Is that right?" not in texts["1"]

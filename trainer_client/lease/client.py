@@ -107,7 +107,7 @@ class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
 
     async def release(self, lease: Lease) -> None:
         """Gives back groups that were not used: they can be leased again, and no failure is counted."""
-        await self.reply(TrainerPlane.release, lease.id, ReleaseLease(lease.token, self.caller["incarnation"]))
+        await self.tell(TrainerPlane.release, lease.id, ReleaseLease(lease.token, self.caller["incarnation"]))
 
     async def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
         """Adds what this trainer computed of the lease's sampled tokens with weights `version`. The viewer shows it.
@@ -144,7 +144,7 @@ class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
 
     async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         """Pauses the policy's engines."""
-        await self.reply(TrainerPlane.begin_update, policy, BeginUpdate(mode, **self.caller))
+        await self.tell(TrainerPlane.begin_update, policy, BeginUpdate(mode, **self.caller))
 
     async def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
         """The engines load the safetensors folder `path` (a path on their machine): a model's, or a peft adapter's.
@@ -152,14 +152,14 @@ class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
         If that fails, the old version stays in service. `digest` (`model/weights.py`) is kept with the version:
         `LedgerError` if the number stands for other weights.
         """
-        await self.reply(TrainerPlane.push, policy, PushWeights(path, version, digest, adapter, **self.caller))
+        await self.tell(TrainerPlane.push, policy, PushWeights(path, version, digest, adapter, **self.caller))
 
     async def set_control(self, policy: str, control: RolloutControl) -> None:
         """Sets the control of the policy's future rollouts. It replaces the whole earlier control.
 
         `InvalidRequest` for a temperature at which the policy's calls could not be trained.
         """
-        await self.reply(TrainerPlane.set_control, policy, SetControl(control=control, **self.caller))
+        await self.tell(TrainerPlane.set_control, policy, SetControl(control=control, **self.caller))
 
     async def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
         """The log-probs of given ids under the policy's weights, and the likeliest candidates; nothing is sampled.
@@ -177,18 +177,18 @@ class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
 
         `WeightsLost`: no engine serves until a push of all weights. Any other error: the old version stays in service.
         """
-        await self.reply(TrainerPlane.receive, policy, transfer)
+        await self.tell(TrainerPlane.receive, policy, transfer)
 
     async def finish_update(self, policy: str) -> None:
         """Resumes the policy's engines; `WeightsLost` if the last transfer of weights broke off."""
-        await self.reply(TrainerPlane.finish_update, policy, FinishUpdate(**self.caller))
+        await self.tell(TrainerPlane.finish_update, policy, FinishUpdate(**self.caller))
 
     async def leave(self, policy: str) -> None:
         """Tells that this trainer wants no more groups of the policy: rollouts that train others need not wait for it.
 
         It stays the owner. Its next lease asks again.
         """
-        await self.reply(TrainerPlane.leave, policy, LeavePolicy(**self.caller))
+        await self.tell(TrainerPlane.leave, policy, LeavePolicy(**self.caller))
 
 
 class TrainerClient(TrainerIdentity, HttpClient):

@@ -133,7 +133,9 @@ class Stub:
         return web.json_response({})
 
     async def show_rollout(self, request: web.Request) -> web.Response:
-        return web.json_response({"rollout": _rollout(request.match_info["id"], self.refuse_finish, 1)})
+        rollout = _rollout(request.match_info["id"], self.refuse_finish, 1)
+        nothing = {"reward": None, "session": None, "evaluation": "", "attempts": 1}
+        return web.json_response({"rollout": rollout, **nothing})
 
     async def close(self, request: web.Request) -> web.Response:
         self.closed.add(request.match_info["id"])
