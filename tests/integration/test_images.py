@@ -67,7 +67,7 @@ def written_patches(folder: Path, image: Image.Image) -> str:
 
 
 def written_tiles(folder: Path, image: Image.Image) -> str:
-    processor = GotOcr2ImageProcessorPil.from_pretrained(folder)
+    processor: Any = GotOcr2ImageProcessorPil.from_pretrained(folder)
     tiles = len(processor(image, crop_to_patches=True)["pixel_values"])
     return f"<img>{'<IMG_CONTEXT>' * 4 * tiles}</img>"
 

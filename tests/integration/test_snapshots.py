@@ -161,6 +161,7 @@ async def test_a_task_s_fork_has_its_instruction_as_the_next_message(played: Pla
     summary, found = await played.run(first, TASK)
     last = (await played.calls(summary.session_id))[-1]
     later = Task("more", "Go on.", {"fork": {"rollout": first, "call": last["id"]}})
+    forked, now, rollout = summary, found, first
     for rollout in await played.open(later, n=2):
         forked, now = await played.run(rollout, later)
         assert (forked.status, now[:3], len(now)) == ("succeeded", found, 6)

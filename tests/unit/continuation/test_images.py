@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,11 +62,10 @@ def test_a_tiled_image_has_the_ids_of_transformers_processor(tmp_path: Path, siz
     images = GotOcr2ImageProcessorPil.from_pretrained(folder)
     width, height = size
     tiles = images.get_number_of_image_patches(height, width, {"crop_to_patches": True})
-    written = InternVLProcessor.replace_image_token(
-        SimpleNamespace(start_image_token="<img>", end_image_token="</img>", image_token="<IMG_CONTEXT>",
-                        image_seq_length=4),
-        {"num_patches": [tiles]}, 0,
-    )  # fmt: skip
+    names: Any = SimpleNamespace(
+        start_image_token="<img>", end_image_token="</img>", image_token="<IMG_CONTEXT>", image_seq_length=4
+    )
+    written = InternVLProcessor.replace_image_token(names, {"num_patches": [tiles]}, 0)
     reader = ImageReader(rule)
     image = reader.read(data_url(picture(width, height)))
     expanded = reader.expanded([5, rule.token, 6], [image], 10)

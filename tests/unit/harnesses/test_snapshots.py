@@ -7,6 +7,7 @@ import random
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from rolltap.harnesses.runtimes.sources import Empty
 
 
 @pytest.fixture
-async def workspace(tmp_path: Path) -> FolderWorkspace:
+async def workspace(tmp_path: Path) -> Any:
     return FolderWorkspace(
         await make_folders(tmp_path / "workspaces", Empty()), Path("/workspace"), Path("/home/agent")
     )
@@ -75,7 +76,7 @@ def _above(path: Path, folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_every_snapshot_comes_back_as_it_was(workspace: FolderWorkspace, tmp_path: Path, seed: int) -> None:
+async def test_every_snapshot_comes_back_as_it_was(workspace: Any, tmp_path: Path, seed: int) -> None:
     chance, store = random.Random(seed), SnapshotStore(tmp_path / "snapshots")
     taken = await store.begin("rollout", "session", workspace)
     then = []
@@ -89,7 +90,9 @@ async def test_every_snapshot_comes_back_as_it_was(workspace: FolderWorkspace, t
     folder = store.find("rollout", "call-0")
     assert folder is not None
     for number, (work, home) in enumerate(then):
-        other = FolderWorkspace(await make_folders(tmp_path / "others", Empty()), workspace.workdir, workspace.home)
+        other: Any = FolderWorkspace(
+            await make_folders(tmp_path / "others", Empty()), workspace.workdir, workspace.home
+        )
         (other.folder / "left.txt").write_text("the task's own")
         snapshot = snapshot_in(folder, f"call-{number}", None)
         assert snapshot is not None
@@ -103,7 +106,7 @@ async def test_every_snapshot_comes_back_as_it_was(workspace: FolderWorkspace, t
                 path.write_bytes(b"changed")
 
 
-async def test_unchanged_files_are_kept_once(workspace: FolderWorkspace, tmp_path: Path) -> None:
+async def test_unchanged_files_are_kept_once(workspace: Any, tmp_path: Path) -> None:
     (workspace.folder / "large").write_bytes(os.urandom(1 << 20))
     os.utime(workspace.folder / "large")
     taken = await SnapshotStore(tmp_path / "snapshots").begin("rollout", "session", workspace)
@@ -114,7 +117,7 @@ async def test_unchanged_files_are_kept_once(workspace: FolderWorkspace, tmp_pat
     assert (len(copies), len({copy.stat().st_ino for copy in copies})) == (5, 1)
 
 
-async def test_a_linked_folder_is_not_entered(workspace: FolderWorkspace, tmp_path: Path) -> None:
+async def test_a_linked_folder_is_not_entered(workspace: Any, tmp_path: Path) -> None:
     secret = tmp_path / "outside"
     secret.mkdir()
     (secret / "key").write_text("secret")
@@ -127,7 +130,7 @@ async def test_a_linked_folder_is_not_entered(workspace: FolderWorkspace, tmp_pa
 
 
 async def test_what_is_too_large_ends_the_snapshots_and_nothing_else(
-    workspace: FolderWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "MOST_BYTES", 1000)
     taken = await SnapshotStore(tmp_path / "snapshots").begin("rollout", "session", workspace)
@@ -140,7 +143,7 @@ async def test_what_is_too_large_ends_the_snapshots_and_nothing_else(
     assert [path.name for path in (tmp_path / "snapshots/rollout/session").iterdir() if path.is_dir()] == ["1"]
 
 
-async def test_a_run_goes_on_whose_snapshots_another_node_removes(workspace: FolderWorkspace, tmp_path: Path) -> None:
+async def test_a_run_goes_on_whose_snapshots_another_node_removes(workspace: Any, tmp_path: Path) -> None:
     taken = await SnapshotStore(tmp_path / "snapshots").begin("rollout", "session", workspace)
     number = await taken.take()
     remove(tmp_path / "snapshots" / "rollout")
@@ -150,7 +153,7 @@ async def test_a_run_goes_on_whose_snapshots_another_node_removes(workspace: Fol
 
 
 async def test_entries_are_limited_over_all_snapshots(
-    workspace: FolderWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent can leave many files, links and folders, and ask often."""
     monkeypatch.setattr(snapshots, "MOST_ENTRIES", 10)
@@ -160,7 +163,7 @@ async def test_entries_are_limited_over_all_snapshots(
     assert [await taken.take() for _ in range(5)] == [1, 2, 3, 0, 0]
 
 
-async def test_the_oldest_rollouts_are_removed_above_the_limit(workspace: FolderWorkspace, tmp_path: Path) -> None:
+async def test_the_oldest_rollouts_are_removed_above_the_limit(workspace: Any, tmp_path: Path) -> None:
     (workspace.folder / "data").write_bytes(os.urandom(100_000))
     store = SnapshotStore(tmp_path / "snapshots", most_bytes=250_000)
     for number in range(4):

@@ -47,8 +47,7 @@ class BranchGRPO(Recipe):
 
 
 def depth(step: Step, turn: StepTurn) -> int:
-    """The turns before this one. A fork inside a reply goes on with the same turn, whose two parts are two calls."""
+    """The turns before this one. A fork inside a reply goes on with the same turn, whose parts are two calls without a
+    prompt between them, before all that the fork's rollout sampled behind them."""
     spans = step.rows[turn.row].segment.turns
-    until = next(number for number, span in enumerate(spans) if span.call_id == turn.call_id)
-    inside = sum(bool(before.sampled_by) and before.end == span.start for before, span in pairwise(spans[: until + 1]))
-    return turn.index - inside
+    return turn.index - sum(before.end == span.start for before, span in pairwise(spans))
