@@ -17,8 +17,6 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from statistics import fmean
 
-import numpy as np
-
 from rolltap.engine.scripted import Entry, Script, ScriptedReply
 from rolltap.ids import new_id
 from rolltap.proxy.engines.base import Engine, SampleRequest
@@ -127,7 +125,7 @@ async def measure(kind: str, flags: Sequence[str]) -> tuple[float, float]:
         await client.close()
     asked = [sum(len(entry.prompt) // 4 for entry in engine.journal.entries) for engine in engines]
     cached = [cached_tokens(list(engine.journal.entries)) for engine in engines]
-    computed = np.subtract(asked, cached)
+    computed = [all_tokens - held for all_tokens, held in zip(asked, cached, strict=True)]
     return sum(cached) / sum(asked), max(computed) / fmean(computed)
 
 

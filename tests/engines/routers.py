@@ -33,7 +33,8 @@ def install() -> None:
 @asynccontextmanager
 async def router(kind: str, urls: Sequence[str], *flags: str) -> AsyncIterator[str]:
     """A running router of `kind` in front of `urls`; yields its URL when it has them all."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     listening = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     program, *command = PROGRAMS[kind]
     with tempfile.TemporaryFile() as log:

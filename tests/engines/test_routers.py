@@ -61,8 +61,8 @@ def request_of(session: int, *, stream: bool = True, tokens: int = 4) -> SampleR
     )
 
 
-async def sample(client: Engine, session: int, **fields: int) -> list[SampleChunk]:
-    return await collect(client.sample, request_of(session, **fields))
+async def sample(client: Engine, session: int, *, stream: bool = True, tokens: int = 4) -> list[SampleChunk]:
+    return await collect(client.sample, request_of(session, stream=stream, tokens=tokens))
 
 
 def places_of(engines: list[ScriptedEngine], session: int) -> set[int]:
