@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(71, "harnesses/runtimes/process.py", "yield from _orphans(hiding)", "pass",
            "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it[process-other limits]"),
     Mutant(72, "harnesses/runtimes/bubblewrap.py", "    by_argument += _never_with(PTRACE[machine], FIRST_PROCESS)\n", "",
-           "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it"),
+           "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it[bubblewrap-a sandbox that does not end with its parent]"),
     Mutant(73, "harnesses/runtimes/process.py", "if quiet == QUIET or newest == before:", "if True:",
            "unit/harnesses/test_hostile.py::test_no_process_escapes_by_forking[os.setsid()]"),
     Mutant(74, "harnesses/left_files.py", '("find", place, *CHANGEABLE), removal', "removal",
