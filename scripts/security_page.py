@@ -415,7 +415,8 @@ CONTROLS = (
     ),
     Control(
         "an orphan that lowers its limits to those of no run is ended with its run",
-        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",),
+        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",
+         "unit/harnesses/test_hostile.py::test_an_orphan_of_another_runners_run_is_left_to_it"),
     ),
     Control(
         "no debugger tells the first process of a sandbox to outlive its run",
