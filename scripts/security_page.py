@@ -473,6 +473,12 @@ CONTROLS = (
         ("unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share",),
         "in `process`, what changes its limits: it is ended with its run",
     ),
+    Control(
+        "a judge with nothing that decides but the code under evaluation is `unprotected`",
+        ("security/test_judge_text.py::test_a_judge_with_nothing_that_decides_is_known",
+         "unit/harnesses/test_code_sandbox.py::test_a_judge_that_only_passes_an_exit_code_on_is_unprotected"),
+        "an exit code that is compared (`test $? = 0`)",
+    ),
 )  # fmt: skip
 
 

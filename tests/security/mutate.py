@@ -204,6 +204,8 @@ MUTANTS = (
            "security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found[library]"),
     Mutant(82, "harnesses/runtimes/watchdog.py", ", *(self.numbers.get(number, ()) if number else ())", "",
            "unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share[process-memory of orphans]"),
+    Mutant(83, "harnesses/evaluators/programs.py", 'return "" if self.decides else UNDECIDED', 'return ""',
+           "unit/harnesses/test_code_sandbox.py::test_a_judge_that_only_passes_an_exit_code_on_is_unprotected"),
 )  # fmt: skip
 
 
