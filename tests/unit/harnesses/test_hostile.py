@@ -483,7 +483,7 @@ def test_an_orphan_of_another_runners_run_is_left_to_it(monkeypatch: pytest.Monk
     assert runner.stdin is not None
     variable = f"{process.MARK}={runner.stdout.readline().strip()}.{random.randrange(10**9)}"
     number = process.locks_of(variable.encode())
-    name = f"{random.randrange(10**9)}"
+    name, pids = f"{random.randrange(10**9)}", list[int]()
 
     def lower() -> None:
         resource.setrlimit(process.RLIMIT_LOCKS, (number, number))
@@ -494,8 +494,8 @@ def test_an_orphan_of_another_runners_run_is_left_to_it(monkeypatch: pytest.Monk
     monkeypatch.setitem(process.UNDER_WAY, b"ours", time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
     subprocess.run(["/bin/sh", "-c", orphan], check=True, preexec_fn=lower)
     try:
-        while not (pids := [pid for pid in _pids() if name.encode() in _command_line(pid)]) or len(pids) > 1:
-            time.sleep(0.01)
+        while len(pids) != 1:
+            pids = [pid for pid in _pids() if name.encode() in _command_line(pid)]
         while variable.encode() not in Path(f"/proc/{first.pid}/environ").read_bytes():
             time.sleep(0.01)
         assert list(process.marked(b"ours")) == []
