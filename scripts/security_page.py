@@ -415,7 +415,8 @@ CONTROLS = (
     ),
     Control(
         "an orphan that lowers its limits to those of no run is ended with its run",
-        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",),
+        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",
+         "unit/harnesses/test_hostile.py::test_an_orphan_of_another_runners_run_is_left_to_it"),
     ),
     Control(
         "no debugger tells the first process of a sandbox to outlive its run",
@@ -471,6 +472,12 @@ CONTROLS = (
         "limits count what leaves its run's session and parents, too",
         ("unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share",),
         "in `process`, what changes its limits: it is ended with its run",
+    ),
+    Control(
+        "a judge with nothing that decides but the code under evaluation is `unprotected`",
+        ("security/test_judge_text.py::test_a_judge_with_nothing_that_decides_is_known",
+         "unit/harnesses/test_code_sandbox.py::test_a_judge_that_only_passes_an_exit_code_on_is_unprotected"),
+        "an exit code that is compared (`test $? = 0`)",
     ),
 )  # fmt: skip
 

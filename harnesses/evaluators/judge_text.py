@@ -30,6 +30,12 @@ TOOLS = frozenset(
     )
 )
 """They run no other program, but for the options in `RUNS_A_FILE`."""
+DECIDES_NOTHING = TOOLS & {
+    *(":", "break", "cat", "cd", "chmod", "continue", "cp", "date", "echo", "exit", "export", "false", "kill", "ln"),
+    *("local", "mkdir", "mktemp", "mv", "printf", "pwd", "read", "return", "rm", "rmdir", "set", "shift", "shopt"),
+    *("sleep", "tee", "touch", "true", "truncate", "umask", "unset", "wait"),
+}
+"""A judge of these alone takes its verdict from the code that it judges: its exit code, or what it prints."""
 RUNS_A_FILE = re.compile(
     r"(sed|jq) (-[a-zA-Z]*f|--f)|jq (-L|--l)|awk (-[^vF]|.*(system|\||@))|find -(exec|ok)|sort --co|split --f",
     re.DOTALL,
@@ -116,7 +122,7 @@ class JudgeText:
     """`files`: of the task, below the working copy. `roots`: where its folders are in the judge's sandbox; `workdir`:
     the folder of these that the text begins in. `programs`: those files that the text starts. `unknown`: what it
     starts that may be the agent's, or why its text can't be parsed; "" if nothing. `only_tools`: it starts only tools
-    that read and write."""
+    that read and write. `decides`: it starts something that may decide on what the code under evaluation did."""
 
     files: Collection[str]
     roots: Mapping[str, str]
@@ -124,6 +130,7 @@ class JudgeText:
     programs: set[str] = field(default_factory=set)
     unknown: str = ""
     only_tools: bool = True
+    decides: bool = False
     _functions: set[str] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)  # the top folders of programs outside the working copy
     _written: set[str] = field(default_factory=set)  # those that the text writes to: what lies there may be the agent's
@@ -177,7 +184,10 @@ class JudgeText:
             return
         head, arguments = rest[0], rest[1:]
         self.only_tools = self.only_tools and head in TOOLS
-        if head in (f"${VARIABLE}", f"${{{VARIABLE}}}"):
+        is_inline = SHELL.fullmatch(head) is not None and any(re.fullmatch(r"-\w*c", each) for each in arguments)
+        is_helper = head in (f"${VARIABLE}", f"${{{VARIABLE}}}")
+        self.decides = self.decides or not (head in DECIDES_NOTHING or is_inline or is_helper)
+        if is_helper:
             return
         if head in TOOLS:
             for each in arguments:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from rolltap.harnesses.evaluators.decoys import (
     FUNCTIONS,
@@ -58,7 +58,7 @@ def _scope(tree: ast.Module, test: str) -> ast.ClassDef | None:
     return classes[-1] if classes and test.count("::") == 1 else None
 
 
-def _used(test: Function, scope: ast.ClassDef | None, module: Mapping[str, Function]) -> Iterator[Function]:
+def _used(test: Function, scope: ast.ClassDef | None, module: dict[str, Function]) -> Iterator[Function]:
     """What a test surely runs, of its class and of the functions of its file."""
     own = _functions(scope) if scope else {}
     always = OF_UNIT_TESTS if scope and is_unit_test(scope) else OF_PYTEST

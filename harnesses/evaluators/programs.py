@@ -45,6 +45,7 @@ from rolltap.types import UNPROTECTED
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
 NOT_NAMED = "its program does not name $ROLLTAP_SANDBOXED itself, so it ran among the agent's files"
 UNKNOWN = "its program starts without $ROLLTAP_SANDBOXED what may be the agent's: {}"
+UNDECIDED = "its verdict is what the code ends with or prints: nothing in its program decides on that"
 CHANGED = "it compares files of the working copy, and the agent changed {}"
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment of a judge in a clean copy: else its Python would prefer modules there to installed ones."""
@@ -141,8 +142,8 @@ class JudgesCopy:
 
 @dataclass(frozen=True, slots=True)
 class JudgesPlace:
-    """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`). `unknown`
-    and `only_tools`: as in `JudgeText`. `expectation`: as `changed_expectation` returns it."""
+    """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`). `unknown`,
+    `only_tools` and `decides`: as in `JudgeText`. `expectation`: as `changed_expectation` returns it."""
 
     workspace: Workspace
     agents: Workspace
@@ -150,14 +151,17 @@ class JudgesPlace:
     is_clean: bool = False
     unknown: str = ""
     only_tools: bool = False
+    decides: bool = True
     expectation: str = ""
 
     @property
     def mixed(self) -> str:
-        """Why the judge's own tools could obey files of the agent; "" if they could not."""
+        """Why the judge's own tools could obey files of the agent, or have no say; "" if neither."""
         if self.unknown:
             return UNKNOWN.format(self.unknown)
-        return "" if self.is_clean else NOT_NAMED
+        if not self.is_clean:
+            return NOT_NAMED
+        return "" if self.decides else UNDECIDED
 
 
 async def place_of(
@@ -182,7 +186,7 @@ async def place_of(
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
     other = await in_thread(other_name, text, source, copy.every, clean, hidden) if takes else ""
     known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown, expectation=other)
-    return replace(known, only_tools=reads_only or text.only_tools), about
+    return replace(known, only_tools=reads_only or text.only_tools, decides=text.decides), about
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:

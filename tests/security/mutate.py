@@ -120,7 +120,7 @@ MUTANTS = (
            "unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left"),
     Mutant(40, "harnesses/runner/lifecycle.py", 'raise Unreadable(f"only what the agent left', 'raise EvaluatorFailed(f"only what the agent left',
            "security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted[no program]"),
-    Mutant(41, "harnesses/evaluators/pytest_check.py", "        if passing:\n", "        if False:\n",
+    Mutant(41, "harnesses/evaluators/pytest_check.py", "        if passing:\n            acts", "        if False:\n            acts",
            "security/test_forged_results.py::test_made_up_results_are_found[the report]"),
     Mutant(42, "harnesses/evaluators/programs.py", "is_clean=True, unknown=text.unknown, ", "is_clean=True, ",
            "unit/harnesses/test_code_sandbox.py::test_a_judge_that_starts_what_may_be_the_agents_is_unprotected"),
@@ -150,7 +150,7 @@ MUTANTS = (
            "unit/harnesses/test_hostile.py::test_no_place_of_a_sandbox_takes_more_memory_than_it_may[run]"),
     Mutant(55, "harnesses/evaluators/command.py", "    return remove_links_to(", "    return [] and remove_links_to(",
            "unit/harnesses/test_code_sandbox.py::test_what_a_judge_writes_to_another_file_is_no_reward"),
-    Mutant(56, "harnesses/runtimes/process.py", "return locks == locks_of(mark) and", "return False and",
+    Mutant(56, "harnesses/runtimes/process.py", "limits, locks=locks_of(f\"{MARK}={self._mark}\".encode()))", "limits)",
            "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it"),
     Mutant(57, "harnesses/threads.py", "run_in_executor(_THREADS, call)", "run_in_executor(None, call)",
            "unit/harnesses/test_node.py::test_slow_work_on_agents_files_delays_no_heartbeat"),
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(71, "harnesses/runtimes/process.py", "yield from _orphans(hiding)", "pass",
            "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it[process-other limits]"),
     Mutant(72, "harnesses/runtimes/bubblewrap.py", "    by_argument += _never_with(PTRACE[machine], FIRST_PROCESS)\n", "",
-           "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it"),
+           "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it[bubblewrap-a sandbox that does not end with its parent]"),
     Mutant(73, "harnesses/runtimes/process.py", "if quiet == QUIET or newest == before:", "if True:",
            "unit/harnesses/test_hostile.py::test_no_process_escapes_by_forking[os.setsid()]"),
     Mutant(74, "harnesses/left_files.py", '("find", place, *CHANGEABLE), removal', "removal",
@@ -204,6 +204,8 @@ MUTANTS = (
            "security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found[library]"),
     Mutant(82, "harnesses/runtimes/watchdog.py", ", *(self.numbers.get(number, ()) if number else ())", "",
            "unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share[process-memory of orphans]"),
+    Mutant(83, "harnesses/evaluators/programs.py", 'return "" if self.decides else UNDECIDED', 'return ""',
+           "unit/harnesses/test_code_sandbox.py::test_a_judge_that_only_passes_an_exit_code_on_is_unprotected"),
 )  # fmt: skip
 
 

@@ -210,6 +210,43 @@ def test_who_names_files_by_a_pattern_reads_options_too(form: str) -> None:
         assert (judge.only_tools, judge.unknown) == (False, ""), form
 
 
+UNDECIDED = (
+    *(
+        "{0} pytest -q",
+        "cd src && {0} make test",
+        "timeout 5 {0} node --test",
+        "set -e; {0} cargo test; {0} go test ./...",
+    ),
+    *(
+        "if {0} npm test; then echo 1; else echo 0; fi > reward.txt",
+        "{0} ./a && echo 1 > r || echo 0 > r",
+        "! {0} false",
+    ),
+    *(
+        "bash -c '{0} pytest'",
+        "{0} python3 x.py > reward.txt",
+        "{0} sh a.sh | tee r; cp r /tmp/r; mv /tmp/r reward.txt",
+    ),
+    *("passes() {{ {0} pytest; }}\npasses && echo 1 > r", "x=$({0} ./score); echo $x > reward.txt", "{0} a; exit $?"),
+)
+"""In each, the code under evaluation has the last word."""
+
+
+@pytest.mark.parametrize("form", UNDECIDED)
+def test_a_judge_with_nothing_that_decides_is_known(form: str) -> None:
+    for helper in ("$ROLLTAP_SANDBOXED", "${ROLLTAP_SANDBOXED}"):
+        judge = judged(form.format(helper))
+        assert (judge.decides, judge.unknown) == (False, ""), form
+        for text in (
+            "diff out /tests/out",
+            "grep -qx 42 out",
+            "[ -s out ]",
+            "python3 /tests/check.py",
+            'test "$x" = 42',
+        ):
+            assert judged("\n".join(random.sample([form.format(helper), text], 2))).decides, text
+
+
 @pytest.mark.parametrize("text", KNOWN)
 def test_judges_that_start_nothing_of_the_agents_are_known(text: str) -> None:
     assert judged(text).unknown == ""

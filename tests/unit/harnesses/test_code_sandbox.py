@@ -18,7 +18,7 @@ from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Runtime, Verdict, Workspace
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
-from rolltap.harnesses.evaluators.programs import NOT_USED
+from rolltap.harnesses.evaluators.programs import NOT_USED, UNDECIDED
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.runtimes import folders, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
@@ -179,6 +179,19 @@ async def test_what_did_not_run_apart_is_unprotected(workspace: Make, tmp_path: 
     result, _ = await verdict(CommandCheck("$ROLLTAP_SANDBOXED sh solution.sh"), beside)
     assert result.scores[0].value == 1.0
     assert "has no sandbox" in result.detail["unprotected"]
+
+
+async def test_a_judge_that_only_passes_an_exit_code_on_is_unprotected(workspace: Make) -> None:
+    left = await workspace({"solution.sh": "exit 0"})
+    result, _ = await verdict(CommandCheck("$ROLLTAP_SANDBOXED sh ./solution.sh"), left)
+    assert (result.scores[0].value, result.detail["unprotected"]) == (1.0, UNDECIDED)
+    result, _ = await verdict(CommandCheck("test -z $($ROLLTAP_SANDBOXED sh ./solution.sh | head -c 1)"), left)
+    assert (result.scores[0].value, "unprotected" in result.detail) == (
+        1.0,
+        True,
+    )  # `test` gets what it prints as words
+    result, _ = await verdict(CommandCheck('test -z "$($ROLLTAP_SANDBOXED sh ./solution.sh)"'), left)
+    assert (result.scores[0].value, "unprotected" in result.detail) == (1.0, False)
 
 
 async def test_a_judge_that_starts_what_may_be_the_agents_is_unprotected(workspace: Make) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import os
 import platform
 import random
+import resource
 import signal
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +24,7 @@ from rolltap.harnesses.base import Command, Ending, Evaluator, Evidence, Exit, L
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.runtimes import bubblewrap, cgroup, relay, watchdog
+from rolltap.harnesses.runtimes import bubblewrap, cgroup, left_runs, process, relay, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime, limited
 from rolltap.harnesses.runtimes.registry import runtime_for
@@ -467,10 +469,47 @@ async def test_no_daemon_of_a_run_outlives_it(kind: str, runtime: Runtime) -> No
     exit_ = await workspace.run(Command((INTERPRETER, "-c", script, name)), Limits(), 20)
     await workspace.close()
     assert exit_.ending is Ending.DONE, exit_.output
-    left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if name.encode() in _command_line(pid)]
+    left = [pid for pid in _pids() if name.encode() in _command_line(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == []
+
+
+def test_an_orphan_of_another_runners_run_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has lost its environment, but its number is that of a run of a runner that lives."""
+    prints = f"from {left_runs.__name__} import runner_identity; print(runner_identity(), flush=True); input()"
+    runner = subprocess.Popen([sys.executable, "-c", prints], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert runner.stdout is not None
+    assert runner.stdin is not None
+    variable = f"{process.MARK}={runner.stdout.readline().strip()}.{random.randrange(10**9)}"
+    number = process.locks_of(variable.encode())
+    name, pids = f"{random.randrange(10**9)}", list[int]()
+
+    def lower() -> None:
+        resource.setrlimit(process.RLIMIT_LOCKS, (number, number))
+
+    run = ["/usr/bin/env", "-i", variable, "sleep", "60"]
+    first = subprocess.Popen(run, start_new_session=True, preexec_fn=lower)
+    orphan = f"setsid env -i {sys.executable} -S -c 'import time; time.sleep(60)' {name} &"
+    monkeypatch.setitem(process.UNDER_WAY, b"ours", time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
+    subprocess.run(["/bin/sh", "-c", orphan], check=True, preexec_fn=lower)
+    try:
+        while len(pids) != 1:
+            pids = [pid for pid in _pids() if name.encode() in _command_line(pid)]
+        while variable.encode() not in Path(f"/proc/{first.pid}/environ").read_bytes():
+            time.sleep(0.01)
+        assert list(process.marked(b"ours")) == []
+        runner.communicate("")
+        assert list(process.marked(b"ours")) == pids
+    finally:
+        for pid in (first.pid, *pids):
+            os.kill(pid, signal.SIGKILL)
+        runner.kill()
+        first.wait()
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 COMET = """
@@ -677,8 +716,8 @@ def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -
 
     refused = {*numbers, *bubblewrap.BOTH}
     trace = bubblewrap.PTRACE[machine]
-    for process in (0, 1, 2, (1 << 32) + 1, 1 << 32, 11):  # the kernel takes an int
-        assert verdict(arch, trace, process) == (bubblewrap.DENY if process & 0xFFFFFFFF == 1 else bubblewrap.ALLOW)
+    for traced in (0, 1, 2, (1 << 32) + 1, 1 << 32, 11):  # the kernel takes an int
+        assert verdict(arch, trace, traced) == (bubblewrap.DENY if traced & 0xFFFFFFFF == 1 else bubblewrap.ALLOW)
     assert {number for number in range(600) if verdict(arch, number) == bubblewrap.DENY} == refused
     assert verdict(arch, 0) == bubblewrap.ALLOW
     assert verdict(arch + 1, 0) == verdict(arch, bubblewrap.X32) == bubblewrap.DENY
