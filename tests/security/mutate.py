@@ -180,6 +180,22 @@ MUTANTS = (
            "unit/harnesses/test_runner.py::test_what_an_agent_leaves_changes_no_verdict_and_stays_nowhere[a folder where its output was]"),
     Mutant(70, "src/rolltap/datasets/importing.py", 'digest = hashlib.sha256((_content(trace, id) + "".join(owner.values())).encode()).hexdigest()', "digest = hashlib.sha256(_content(trace, id).encode()).hexdigest()",
            "unit/exporters/test_import.py::test_tenants_import_the_same_file"),
+    Mutant(71, "harnesses/evaluators/llm_judge.py", "files=without_control_tokens(files),", "files=files,",
+           "unit/harnesses/test_control_tokens.py::test_an_agent_ends_no_message_of_its_judge"),
+    Mutant(72, "harnesses/runner/attempts.py", "if own.isdisjoint(scopes):", "if False:",
+           "integration/test_roles.py::test_a_check_that_scores_roles_only_leaves_no_group_open[one policy]"),
+    Mutant(73, "harnesses/runtimes/left_runs.py", "return place == _place() and", "return False and",
+           "unit/harnesses/test_containers.py::test_processes_of_a_killed_runner_are_ended_by_the_next"),
+    Mutant(74, "harnesses/runtimes/containers.py", "is_lost = code in ENGINE_FAILURES and await self.has_lost_it()", "is_lost = False",
+           "unit/harnesses/test_containers.py::test_an_engine_that_dies_under_an_agent_is_no_crash_of_the_agent"),
+    Mutant(75, "src/rolltap/calllog/archive_block.py", "if size > most_bytes:", "if False:",
+           "unit/calllog/test_transfer.py::test_a_session_of_an_archive_has_a_largest_size_when_it_is_unpacked"),
+    Mutant(76, "src/rolltap/calllog/archive.py", "if changed and not is_new and not self._own:", "if False:",
+           "unit/calllog/test_transfer.py::test_a_strangers_archive_adds_nothing_to_a_session_that_is_here"),
+    Mutant(77, "src/rolltap/calllog/archive.py", "if not self._own and (tenant := tenant_of(session.tags)) != current_tenant():", 'if (tenant := ""):',
+           "unit/calllog/test_transfer.py::test_an_archive_brings_no_session_to_another_tenant"),
+    Mutant(78, "src/rolltap/calllog/archive_block.py", "        _check_values(block)\n", "",
+           "unit/calllog/test_transfer.py::test_no_call_of_an_archive_has_numbers_that_no_engine_has"),
 )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ async def test_only_what_an_archive_holds_goes_and_comes_back_from_it(sql_log: S
     del expected[old.id]
     assert await reasons(sql_log, exported=exported) == expected
     assert (await verify(sql_log.database)).problems == []
-    await import_sessions(sql_log.database, path)
+    await import_sessions(sql_log.database, path, own=True)
     assert len(await sql_log.rows(old.id)) == 1
     assert await sql_log.database.query(lambda connection: connection.execute(sa.select(prunings)).all()) == []
 
