@@ -451,6 +451,14 @@ CONTROLS = (
         ("unit/calllog/test_transfer.py::test_no_call_of_an_archive_has_numbers_that_no_engine_has",
          "unit/calllog/test_transfer.py::test_an_id_of_an_archive_has_a_place_in_a_path"),
     ),
+    Control(
+        "a connection has few requests that wait for the replies to earlier ones",
+        ("unit/proxy/test_front.py::test_who_sends_many_requests_before_their_replies_is_cut",),
+    ),
+    Control(
+        "a page that is saved has a largest size, however many calls an agent makes",
+        ("unit/viewer/test_pages.py::test_one_file_has_a_largest_size_however_many_calls_an_agent_makes",),
+    ),
 )  # fmt: skip
 
 

@@ -196,6 +196,10 @@ MUTANTS = (
            "unit/calllog/test_transfer.py::test_an_archive_brings_no_session_to_another_tenant"),
     Mutant(78, "src/rolltap/calllog/archive_block.py", "        _check_values(block)\n", "",
            "unit/calllog/test_transfer.py::test_no_call_of_an_archive_has_numbers_that_no_engine_has"),
+    Mutant(79, "proxy/front/connections.py", "if len(self.pipeline) >= PIPELINED:", "if False:",
+           "unit/proxy/test_front.py::test_who_sends_many_requests_before_their_replies_is_cut[agent]"),
+    Mutant(80, "proxy/viewer/one_file.py", "            if left <= 0:\n", "            if False:\n",
+           "unit/viewer/test_pages.py::test_one_file_has_a_largest_size_however_many_calls_an_agent_makes"),
 )  # fmt: skip
 
 

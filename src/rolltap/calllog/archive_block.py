@@ -197,7 +197,10 @@ def _check_size(block: Block, most_bytes: float) -> None:
     one copies what it shares (`rebuild_prompts`).
     """
     size = sum(unpacked_size(data) for _, data in block.parts)
-    size += sum(unpacked_size(each) for _, row in _rows(block) for each in row if isinstance(each, bytes))
+    for table, row in _rows(block):
+        for column, value in zip(table.columns, row, strict=True):
+            if isinstance(value, bytes) and column is not call_intents.c.part_hashes:  # these are not packed
+                size += unpacked_size(value)
     outputs = {row[0]: unpacked_size(row[_OUTPUT_IDS]) // 4 for row in block.completions}
     lengths: dict[str, int] = {}
     extended: set[str] = set()

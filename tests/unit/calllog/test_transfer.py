@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -495,6 +496,16 @@ async def test_an_archive_refers_to_no_request_part_that_it_does_not_have(sql_lo
     with pytest.raises(RecordCorrupt, match="is not in the file"):
         await import_sessions(sql_log.database, path)
     assert (await import_sessions(sql_log.database, await write_blocks(tmp_path / "b.rtlog", block))).new == 1
+
+
+@pytest.mark.parametrize("mark", range(4))
+def test_a_hash_of_a_part_may_begin_with_any_byte(mark: int) -> None:
+    """Those of packed values say how they are packed."""
+    texts = (b'{"content":"%d%s"}' % (number, b"x" * 2000) for number in itertools.count())
+    part = next(text for text in texts if part_hash(text)[0] == mark)
+    session = a_session()
+    intent = an_intent(session, request=RequestParts(b"{}", (part,)))
+    check_block(block_of(session, (intent, a_completion(intent.id))), 100_000)
 
 
 ZEROS = np.zeros(4_000_000, np.int32)
