@@ -33,7 +33,7 @@ HEADERS = 128
 FRAMING_PER_BYTE = 8
 """Bytes of framing for each byte of a body, beside `HEAD_BYTES`. A chunk of one byte has five."""
 PIPELINED = 32
-"""Requests of a connection that may wait for the replies to earlier ones. One takes fifty times the bytes that it has."""
+"""Requests of a connection that may wait for replies to earlier ones. One takes fifty times the bytes that it has."""
 SWEEP_S = 1.0
 STRANGER_S = 5.0
 """Seconds that a stranger may be idle, before its first request or between requests."""
