@@ -184,7 +184,8 @@ def test_the_command_says_what_stays_and_removes_nothing_in_a_dry_run(tmp_path: 
     assert '"calls": 1' in run(app, ["log", "stats", "--json", "--store", url]).output
     assert "removed 1 call of 1 session" in run(app, [*arguments, "--exported", keep]).output
     assert '"pruned_sessions": 1' in run(app, ["log", "stats", "--json", "--store", url]).output
-    assert run(app, ["log", "import", keep, "--store", url]).exit_code == 0
+    assert "import it with --own" in run(app, ["log", "import", keep, "--store", url]).output
+    assert run(app, ["log", "import", keep, "--own", "--store", url]).exit_code == 0
     assert '"calls": 1' in run(app, ["log", "stats", "--json", "--store", url]).output
     assert "30d" in run(app, ["log", "prune", "--older-than", "soon", "--store", url]).output
 
