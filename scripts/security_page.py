@@ -336,9 +336,7 @@ CONTROLS = (
     ),
     Control(
         "no daemon outlives its run, also one that emptied or overwrote its environment",
-        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",
-         "unit/harnesses/test_containers.py::test_processes_of_a_killed_runner_are_ended_by_the_next",
-         "unit/harnesses/test_containers.py::test_containers_of_a_killed_runner_are_removed_by_the_next"),
+        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",),
         "in `process`, root's that raises its limits as well",
     ),
     Control(
@@ -382,8 +380,7 @@ CONTROLS = (
         ("unit/calllog/test_transfer.py::test_an_archive_has_in_each_column_what_the_column_is_for",
          "unit/calllog/test_transfer.py::test_annotations_of_an_archive_count_what_their_call_has",
          "unit/calllog/test_transfer.py::test_no_call_of_an_archive_holds_what_readers_can_not_read",
-         "unit/calllog/test_transfer.py::test_a_record_that_no_writer_makes_is_refused",
-         "unit/calllog/test_transfer.py::test_an_import_takes_no_more_memory_than_a_session_may"),
+         "unit/calllog/test_transfer.py::test_a_record_that_no_writer_makes_is_refused"),
         "a session of up to `--session-mb` is read whole, by the command that imports it",
     ),
     Control(
@@ -402,8 +399,7 @@ CONTROLS = (
     ),
     Control(
         "an agent that ran in a container does not end as the engine does that couldn't run it",
-        ("unit/harnesses/test_containers.py::test_an_agent_that_ran_is_no_failure_of_the_engine",
-         "unit/harnesses/test_containers.py::test_an_engine_that_dies_under_an_agent_is_no_crash_of_the_agent"),
+        ("unit/harnesses/test_containers.py::test_an_agent_that_ran_is_no_failure_of_the_engine",),
     ),
     Control(
         "a run's output is read by its descriptor, whatever the run put in its place",
@@ -478,6 +474,56 @@ CONTROLS = (
         ("security/test_judge_text.py::test_a_judge_with_nothing_that_decides_is_known",
          "unit/harnesses/test_code_sandbox.py::test_a_judge_that_only_passes_an_exit_code_on_is_unprotected"),
         "an exit code that is compared (`test $? = 0`)",
+    ),
+    Control(
+        "an agent's text in a judge's prompt has no control token of any model",
+        ("unit/harnesses/test_control_tokens.py::test_an_agent_ends_no_message_of_its_judge",
+         "unit/harnesses/test_control_tokens.py::test_no_control_token_stays_in_one_piece",
+         "unit/harnesses/test_control_tokens.py::test_what_is_shown_is_one_text_of_the_agents"),
+        "judges of others, that put the agent's text in a prompt themselves",
+    ),
+    Control(
+        "an evaluator that gives no reward that the group waits for has failed: no group stays open for it",
+        ("integration/test_roles.py::test_a_check_that_scores_roles_only_leaves_no_group_open",),
+    ),
+    Control(
+        "what a killed runner left is ended by the next one of its user and machine, and nothing of a living one",
+        ("unit/harnesses/test_containers.py::test_processes_of_a_killed_runner_are_ended_by_the_next",
+         "unit/harnesses/test_containers.py::test_containers_of_a_killed_runner_are_removed_by_the_next"),
+        "what a run started without its runner's identity in its environment",
+    ),
+    Control(
+        "what ended as an engine's failures do is asked of the engine: one that died is told from an agent that says so",
+        ("unit/harnesses/test_containers.py::test_an_engine_that_dies_under_an_agent_is_no_crash_of_the_agent",),
+    ),
+    Control(
+        "a session of an archive has a largest size (`--session-mb`), packed and unpacked, and a call a largest number of tokens",
+        ("unit/calllog/test_transfer.py::test_a_session_of_an_archive_has_a_largest_size_when_it_is_unpacked",
+         "unit/calllog/test_transfer.py::test_a_call_of_an_archive_has_a_largest_number_of_tokens",
+         "unit/calllog/test_transfer.py::test_an_import_takes_no_more_memory_than_a_session_may"),
+    ),
+    Control(
+        "an archive adds nothing to a session that is in the store, unless it is said to be the store's own",
+        ("unit/calllog/test_transfer.py::test_a_strangers_archive_adds_nothing_to_a_session_that_is_here",),
+    ),
+    Control(
+        "an archive brings sessions of one tenant, which continue no other tenant's and refer to no part that is not in it",
+        ("unit/calllog/test_transfer.py::test_an_archive_brings_no_session_to_another_tenant",
+         "unit/calllog/test_transfer.py::test_a_fork_of_an_archive_continues_only_what_it_may",
+         "unit/calllog/test_transfer.py::test_an_archive_refers_to_no_request_part_that_it_does_not_have"),
+    ),
+    Control(
+        "a call of an archive has ids and numbers that readers can index, decode and add up",
+        ("unit/calllog/test_transfer.py::test_no_call_of_an_archive_has_numbers_that_no_engine_has",
+         "unit/calllog/test_transfer.py::test_an_id_of_an_archive_has_a_place_in_a_path"),
+    ),
+    Control(
+        "a connection has few requests that wait for the replies to earlier ones",
+        ("unit/proxy/test_front.py::test_who_sends_many_requests_before_their_replies_is_cut",),
+    ),
+    Control(
+        "a page that is saved has a largest size, however many calls an agent makes",
+        ("unit/viewer/test_pages.py::test_one_file_has_a_largest_size_however_many_calls_an_agent_makes",),
     ),
 )  # fmt: skip
 

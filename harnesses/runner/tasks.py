@@ -103,6 +103,9 @@ def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
     `FAIL_TO_PASS` names no test.
     """
     repository = _text(instance, "repo")
+    name = repository.replace("/", "__")
+    if name in (".", "..") or "\0" in name:
+        raise TaskInvalid(f"{repository!r} names no repository", param="repo")
     if repositories is None:
         raise TaskInvalid(f"instance {instance['instance_id']} needs its repository {repository}: give --repositories")
     must_pass = _tests(instance, "FAIL_TO_PASS")
@@ -115,7 +118,7 @@ def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
             test_patch=instance.get("test_patch", ""),
             python=instance.get("python", "python3"),
         ),
-        repository=str((repositories / repository.replace("/", "__")).resolve()),
+        repository=str((repositories / name).resolve()),
         commit=_text(instance, "base_commit"),
         image=instance.get("image", ""),
     )

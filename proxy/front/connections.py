@@ -3,8 +3,9 @@
 This is uvicorn's protocol with limits. A head (request line and headers) has at most `HEAD_BYTES` bytes and `HEADERS`
 headers. What is neither head nor body (chunks' sizes and extensions, trailers, blank lines) counts as framing, which is
 limited by the bytes of the body. Trailers are refused. A request must arrive within a deadline. A plane has a maximum
-number of connections, and of connections with the same key (valid or not) in their last head. One sweep a second closes
-late connections, so a request needs no timer. What is refused here never reaches the application.
+number of connections, and of connections with the same key (valid or not) in their last head; a connection has one of
+requests that wait for others' replies. One sweep a second closes late connections, so a request needs no timer. What is
+refused here never reaches the application.
 
 A connection is a stranger until one of its requests has a valid key (`admit`). An idle stranger is closed after
 `STRANGER_S`. If its plane is full and a new connection arrives, the stranger that is idle longest is closed at once. So
@@ -31,6 +32,8 @@ HEAD_BYTES = 64 << 10
 HEADERS = 128
 FRAMING_PER_BYTE = 8
 """Bytes of framing for each byte of a body, beside `HEAD_BYTES`. A chunk of one byte has five."""
+PIPELINED = 32
+"""Requests of a connection that may wait for replies to earlier ones. One takes fifty times the bytes that it has."""
 SWEEP_S = 1.0
 STRANGER_S = 5.0
 """Seconds that a stranger may be idle, before its first request or between requests."""
@@ -169,6 +172,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self.head_bytes = -1  # the rest is body
         self.strangers.pop(self, None)
         self.late_at = self.loop.time() + self.limits.receipt_s
+        if len(self.pipeline) >= PIPELINED:
+            self.transport.abort()  # a refusal would be taken for the reply to an earlier request
+            raise _Refused
         if len(self.headers) > HEADERS:
             self._refuse(431, f"a request has at most {HEADERS} headers")
         if self.limits.hosts is not None and (problem := self.limits.hosts.refusal(self.headers)):

@@ -22,6 +22,11 @@ from rolltap.proxy.viewer.tokens import CHUNK, FACTS, call_json, chunk_json
 from rolltap.reading.reader import RecordReader
 from rolltap.reading.types import SessionDetail
 
+MOST_SAVED = 500_000
+"""Tokens of a saved page, and `RUN` for each run of its calls. A call has runs of all calls before it, so that the runs
+of a session grow with the square of its calls."""
+RUN = 4
+
 
 @dataclass(frozen=True)
 class SavedPages:
@@ -77,7 +82,9 @@ async def _run(pages: Pages, policy: str) -> str:
 
 
 async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[str, Any]:
-    """Returns every call's runs, and each token once: with the call that rendered or sampled it."""
+    """Returns every call's runs, and each token once: with the call that rendered or sampled it. Calls after the first
+    `MOST_SAVED` tokens and runs are left out, and counted."""
+    left, left_out = MOST_SAVED, 0
     calls: dict[str, Any] = {}
     chunks: list[Any] = []
     vocabulary = True
@@ -85,13 +92,18 @@ async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[st
         lines = {line.id: line for line in detail.calls}
         numbers = {line.id: number for number, line in enumerate(detail.calls, 1)}
         for line in detail.calls:
+            if left <= 0:
+                left_out += 1
+                continue
             view = await reader.break_of(line.id) if line.break_ else None
             calls[line.id] = call_json(line.id, lines, numbers, view)
             parent = lines.get(line.parent_id or "")
             new_tokens = await reader.tokens(line.id, line.shared if parent is not None else 0)
             vocabulary = vocabulary and (new_tokens.vocabulary or not line.token_ids)
             chunks.append(chunk_json(new_tokens))
-    return {"chunk": CHUNK, "vocabulary": vocabulary, "first": None, "calls": calls, "chunks": chunks}
+            left -= len(new_tokens.tokens) + RUN * len(calls[line.id]["runs"])
+    shown = {"vocabulary": vocabulary, "left_out": left_out}
+    return {"chunk": CHUNK, **shown, "first": None, "calls": calls, "chunks": chunks}
 
 
 async def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, **values: Any) -> str:
@@ -115,6 +127,7 @@ async def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | N
         masks=MASKS,
         calls="#tokens-",
         offline=True,
+        left_out=tokens["left_out"] if tokens is not None else 0,
         news="",
         **_token_values(tokens),
         **values,

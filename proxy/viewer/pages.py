@@ -468,7 +468,7 @@ def _logprob_statistics(chunks: Sequence[CallTokens]) -> Mapping[str, Any]:
         return {"mean": None, "perplexity": None, "least": ""}
     logprobs = np.array([token.logprob for token in own], np.float64)
     least_likely = own[int(logprobs.argmin())]
-    share = math.exp(logprobs.min())
+    share = math.exp(min(0.0, logprobs.min()))  # no engine's rounding, and no record of others, is over 1
     percent = f"{share * 100:.1f} %" if share >= 0.001 else f"{share * 100:.1e} %"
     return {
         "mean": float(logprobs.mean()),

@@ -1,8 +1,10 @@
 """Copies sessions between a store and an archive file without loss: `rolltap log export` and `rolltap log import`.
 
 A session is read in one snapshot and written in one transaction, which also checks the stored result as `rolltap log
-verify` does. So an import adds complete, valid sessions or raises. Existing rows are kept, new rows of an existing
-session are added, and conflicting rows raise `RecordCorrupt`. Sessions that are new to the store come in closed.
+verify` does. So an import adds complete, valid sessions or raises. Existing rows are kept, and conflicting rows raise
+`RecordCorrupt`. Sessions that are new to the store come in closed. A file may be anybody's: it brings sessions of the
+current tenant only, and adds no row to a session that is in the store, as that may be one that is still to be trained.
+A file that is said to be from this store, or a copy of it, may do both (`own`).
 
 The file is a magic line, then one zstd frame of records: a length (8 bytes, little endian) and that many bytes of
 msgpack. A `Block` is a session with its rows exactly as stored, including notes and annotations, so nothing is lost or
@@ -25,9 +27,9 @@ import msgspec
 import sqlalchemy as sa
 import zstandard
 
-from rolltap.calllog.archive_block import Block, check_block
+from rolltap.calllog.archive_block import Block, check_block, missing_parts
 from rolltap.calllog.backend import Insert
-from rolltap.calllog.codec import INTENT_HASHES, same_row, split_hashes
+from rolltap.calllog.codec import INTENT_HASHES, read_session, same_row, split_hashes
 from rolltap.calllog.database import Database, in_thread
 from rolltap.calllog.msgpack_size import count_values
 from rolltap.calllog.schema import (
@@ -45,7 +47,8 @@ from rolltap.calllog.spool import sync_folder
 from rolltap.calllog.verify import check_calls, origin_problems, part_problems
 from rolltap.decoding import msgpack_decoder
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
-from rolltap.tenants import EVERY_TENANT, acting_for
+from rolltap.tenants import EVERY_TENANT, acting_for, current_tenant, tenant_of
+from rolltap.types import Session
 
 PAGE = 500
 SESSION_MB = 512
@@ -129,13 +132,22 @@ def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[list[Any]]:
 
 
 async def import_sessions(
-    database: Database, path: Path, *, session_mb: float = SESSION_MB, show: Callable[[int], None] = lambda done: None
+    database: Database,
+    path: Path,
+    *,
+    session_mb: float = SESSION_MB,
+    own: bool = False,
+    show: Callable[[int], None] = lambda done: None,
 ) -> TransferCounts:
-    """Writes the file's sessions to the store. Raises `RecordCorrupt` for one of over `session_mb`."""
-    loader = _Loader(database)
+    """Writes the file's sessions to the store. Raises `RecordCorrupt` for one of over `session_mb`.
+
+    `own`: the file is from this store or a copy of it, and may complete sessions that are here, of all tenants.
+    """
+    loader = _Loader(database, session_mb, own=own)
     blocks = read_archive(path, session_mb)
     done = calls = new = 0
     while (block := await in_thread(next, blocks, None)) is not None:
+        await in_thread(loader.check, block)
         with acting_for(EVERY_TENANT):  # the tenant is in the session's tags
             new += await database.transact(lambda connection, block=block: loader.write(connection, block))
         done += 1
@@ -145,25 +157,40 @@ async def import_sessions(
 
 
 class _Loader:
-    """Writes blocks, each in a transaction that the caller opens."""
+    """Writes the blocks of a file, each in a transaction that the caller opens."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, session_mb: float, *, own: bool) -> None:
         dialect = database.dialect
+        self._own = own
+        self._most_bytes = session_mb * 1e6
+        self._digests: set[bytes] = set()
         tables = (sessions, call_intents, call_completions, deliveries, prunings, notes, annotations)
         self._inserts = {table: Insert(table, dialect) for table in tables}
         self._parts = Insert(parts, dialect, replace="true")
 
-    def write(self, connection: sa.Connection, block: Block) -> bool:
-        """Writes a block; True if it changed the store."""
-        check_block(block)
-        session_id, now = block.session[0], time.time()
+    def check(self, block: Block) -> None:
+        """Raises `RecordCorrupt` for a block that must not come in, whatever is in the store."""
+        check_block(block, self._most_bytes)
+        session = read_session(tuple(block.session))
+        if not self._own and (tenant := tenant_of(session.tags)) != current_tenant():
+            raise RecordCorrupt(
+                f"session {session.id} is of tenant {tenant!r}; if it may come in, set ROLLTAP_TENANT={tenant}, or use "
+                "--own for a file from this store"
+            )
+        if missing := missing_parts(block, self._digests):
+            raise RecordCorrupt(f"session {session.id}: request part {missing[0]} is not in the file")
         for digest, data in block.parts:
             for problem in part_problems(digest, data):
                 raise RecordCorrupt(problem)
+        self._digests.update(digest for digest, _ in block.parts)
+
+    def write(self, connection: sa.Connection, block: Block) -> bool:
+        """Writes a checked block; True if it changed the store."""
+        session_id, now = block.session[0], time.time()
         if block.parts:
             self._parts.run(connection, [(digest, now, data) for digest, data in block.parts])
-        changed = self._add(connection, sessions, [_ended(block.session, now)])
-        changed += self._complete(connection, block.session)
+        is_new = self._add(connection, sessions, [_ended(block.session, now)])
+        changed = is_new + self._complete(connection, block.session)
         changed += self._add(connection, call_intents, block.intents)
         changed += self._add(connection, call_completions, block.completions)
         changed += self._add(connection, deliveries, block.deliveries)
@@ -176,8 +203,14 @@ class _Loader:
             changed += self._inserts[prunings].run(connection, [tuple(block.pruning)])
         problems, _ = check_calls(stored)
         problems += origin_problems(connection, session_id)
+        problems += _foreign_origin(connection, read_session(tuple(block.session)))
         if problems:
             raise RecordCorrupt(f"cannot import session {session_id}: {problems[0]}")
+        if changed and not is_new and not self._own:
+            raise RecordCorrupt(
+                f"session {session_id} is in the store, and the file would add to it; if the file is from this store "
+                "or a copy of it, import it with --own"
+            )
         return changed > 0
 
     def _add(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> int:
@@ -208,6 +241,14 @@ class _Loader:
                 unset = sa.update(sessions).where(sessions.c.id == row[0], column.is_(None))
                 changed += connection.execute(unset.values({column: values[column.name]})).rowcount
         return changed
+
+
+def _foreign_origin(connection: sa.Connection, session: Session) -> Iterator[str]:
+    """The problem of a fork whose origin is another tenant's."""
+    if session.origin is not None:
+        row = connection.execute(sa.select(sessions).where(sessions.c.id == session.origin.session_id)).first()
+        if row is not None and tenant_of(read_session(tuple(row)).tags) != tenant_of(session.tags):
+            yield f"it was forked from session {session.origin.session_id}, which is not in the log"
 
 
 def _ended(row: Sequence[Any], now: float) -> list[Any]:

@@ -11,14 +11,27 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import NO_ORIGIN, StoredRequest, read_completion, read_session, unpack_arrays, unpack_bytes
+from rolltap.calllog.codec import (
+    INTENT_HASHES,
+    INTENT_PARENT,
+    NO_ORIGIN,
+    IntentDetail,
+    StoredRequest,
+    read_completion,
+    read_session,
+    split_hashes,
+    unpack_arrays,
+    unpack_bytes,
+    unpack_ids,
+    unpacked_size,
+)
 from rolltap.calllog.notes import check_note_row
 from rolltap.calllog.schema import (
     TENANT_IN_TAGS,
@@ -30,10 +43,10 @@ from rolltap.calllog.schema import (
     prunings,
     sessions,
 )
-from rolltap.contract.base import MAX_DEPTH
+from rolltap.contract.base import MAX_DEPTH, check_free_form
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import MAX_TAGS, check_sizes
-from rolltap.decoding import any_json, from_msgpack
+from rolltap.decoding import any_json, from_json, from_msgpack
 from rolltap.errors import InvalidRequest, RecordCorrupt
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME, tenant_of
 from rolltap.wording import is_moment
@@ -44,11 +57,21 @@ TEXT_CHARS = 8192
 """The most characters of a column of text: a harness's name is a tag's value."""
 DEEPEST = 2 * MAX_DEPTH
 """Levels of recorded JSON: what the API checks, and the lists and objects around it."""
+ID_COLUMNS = {"id", "session_id", "call_id"}
 JSON_COLUMNS = {"tags", "log_check", "detail", "value"}
 STREAMS = {"logprobs": np.dtype(np.float32), "entropy": np.dtype(np.float32), "clipped": np.dtype(np.int8)}
 """The streams of an annotation, one value for each sampled token."""
 
+ID = re.compile(r"[\w.:-]{1,128}")
+"""Of a session or a call. It has a place in paths, file names and commands."""
+MOST_CALL_TOKENS = 1 << 24
+"""The most tokens of a call's prompt and output. Readers have some 15 bytes for each."""
+
 _CRC_OF_INTENT, _CRC_OF_COMPLETION = 10, 6
+_SHARED, _ITEMS_SHARED, _DETAIL, _NEW_IDS = map(
+    list(call_intents.c.keys()).index, ("shared", "items_shared", "detail", "new_ids")
+)
+_OUTPUT_IDS = list(call_completions.c.keys()).index("output_ids")
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
@@ -93,18 +116,21 @@ def calls_digest(
     return hashlib.sha256(msgspec.msgpack.encode(lines)).digest()
 
 
-def check_block(block: Block) -> None:
-    """Raises `RecordCorrupt` for rows that the API would refuse, or that no writer of ours makes."""
+def check_block(block: Block, most_bytes: float = math.inf) -> None:
+    """Raises `RecordCorrupt` for rows that the API would refuse, that no writer of ours makes, or that take more than
+    `most_bytes` when they are unpacked."""
     session_id = block.session[0] if block.session else None
     try:
         for table, row in _rows(block):
             _check_row(table, row)
+        _check_size(block, most_bytes)
         _check_session(block.session)
         for row in block.notes:
             check_note_row(row)
         _check_owners(block)
         _check_annotations(block)
         _check_contents(block)
+        _check_values(block)
     except (
         ArithmeticError,
         InvalidRequest,
@@ -151,6 +177,8 @@ def _problem(column: sa.Column[Any], value: Any) -> str:
     if isinstance(kind, sa.Text):
         if not isinstance(value, str) or "\0" in value:
             return "not a text"
+        if column.name in ID_COLUMNS and not ID.fullmatch(value):
+            return "not an id"
         return f"over {TEXT_CHARS} characters" if len(value) > TEXT_CHARS and column.name not in JSON_COLUMNS else ""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not a number"
@@ -162,8 +190,40 @@ def _problem(column: sa.Column[Any], value: Any) -> str:
     return "" if isinstance(value, int) and -1 << bits <= value < 1 << bits else f"not an integer of {bits + 1} bits"
 
 
+def _check_size(block: Block, most_bytes: float) -> None:
+    """Raises unless the unpacked rows, and the prompts that they are deltas of, fit in `most_bytes`.
+
+    The columns of a small file may hold any size. The first prompt that extends another shares its memory; each other
+    one copies what it shares (`rebuild_prompts`).
+    """
+    size = sum(unpacked_size(data) for _, data in block.parts)
+    for table, row in _rows(block):
+        for column, value in zip(table.columns, row, strict=True):
+            if isinstance(value, bytes) and column is not call_intents.c.part_hashes:  # these are not packed
+                size += unpacked_size(value)
+    outputs = {row[0]: unpacked_size(row[_OUTPUT_IDS]) // 4 for row in block.completions}
+    lengths: dict[str, int] = {}
+    extended: set[str] = set()
+    for row in block.intents:
+        call_id, parent, shared = row[0], row[INTENT_PARENT], row[_SHARED]
+        lengths[call_id] = shared + unpacked_size(row[_NEW_IDS]) // 4 + outputs.get(call_id, 0)
+        if lengths[call_id] > MOST_CALL_TOKENS:
+            raise InvalidRequest(f"call {call_id}: over {MOST_CALL_TOKENS:,} tokens")
+        if parent in extended or shared != lengths.get(parent):
+            size += 4 * shared
+        else:
+            extended.add(parent)
+    if size > most_bytes:
+        raise InvalidRequest(
+            f"{size / 1e6:,.0f} MB when it is unpacked, over {most_bytes / 1e6:g} MB; if the file is from a store of "
+            "yours, import it with a larger --session-mb"
+        )
+
+
 def _check_session(row: Sequence[Any]) -> None:
     session = read_session(tuple(row))
+    if session.origin is not None and (session.origin.session_id == session.id or (session.origin.at or 0) < 0):
+        raise InvalidRequest("it can't be a fork of that")
     pairs = json.loads(row[sessions.c.keys().index("tags")], object_pairs_hook=tuple)
     if len(pairs) != len(session.tags):
         raise InvalidRequest("tags: a name stands there twice")
@@ -227,6 +287,31 @@ def _check_contents(block: Block) -> None:
             _check_depth(json_text, row[0])
     for digest, data in block.parts:
         _check_depth(unpack_bytes(data), digest.hex())
+
+
+def _check_values(block: Block) -> None:
+    """Raises for numbers of a call that no engine and no writer has: readers would index, decode or add them up."""
+    for row in block.intents:
+        call_id, detail = row[0], from_json(row[_DETAIL], IntentDetail)
+        check_free_form([detail.sampling_asked, detail.sampling_sent], f"call {call_id}: sampling")
+        if min(row[_SHARED], row[_ITEMS_SHARED]) < 0 or (detail.break_ is not None and detail.break_[3] < 0):
+            raise InvalidRequest(f"call {call_id}: a negative position")
+        if unpack_ids(row[_NEW_IDS]).min(initial=0) < 0:
+            raise InvalidRequest(f"call {call_id}: a negative token id")
+    for row in block.completions:
+        done = read_completion(tuple(row))
+        if done.output_ids.min(initial=0) < 0:
+            raise InvalidRequest(f"call {done.call_id}: a negative token id")
+        for name, array in done.extras.items():
+            if name.endswith("_ids") and (array.dtype.kind not in "iu" or array.min(initial=0) < 0):
+                raise InvalidRequest(f"call {done.call_id}: {name} are no token ids")
+
+
+def missing_parts(block: Block, known: Container[bytes]) -> list[str]:
+    """The request parts that the block refers to and that neither it nor `known`, the blocks before it, has."""
+    own = {digest for digest, _ in block.parts}
+    digests = {digest for row in block.intents for digest in split_hashes(row[INTENT_HASHES])}
+    return sorted(digest.hex() for digest in digests if digest not in own and digest not in known)
 
 
 def _check_depth(text: bytes, owner: str) -> None:

@@ -532,6 +532,19 @@ def unpack_bytes(packed: bytes) -> bytes:
     raise RecordCorrupt(f"a stored value begins with an unknown mark {packed[0]}")
 
 
+def unpacked_size(packed: bytes) -> int:
+    """The bytes that a stored value of any form takes when it is unpacked. Does not unpack it."""
+    if packed[:1] not in (_ZSTD, _PLANES):
+        return len(packed)
+    try:
+        size = zstandard.frame_content_size(packed[1:])
+    except zstandard.ZstdError as error:
+        raise RecordCorrupt(f"cannot decompress a stored value: {error}") from error
+    if size < 0:
+        raise RecordCorrupt("a stored value does not declare its size")
+    return size
+
+
 def pack_ids(ids: Int32) -> bytes:
     return _pack_array(np.ascontiguousarray(ids, "<i4"))
 

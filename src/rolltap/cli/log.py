@@ -165,10 +165,16 @@ def backup(
 def import_(
     files: Annotated[list[Path], typer.Argument(help="files of `rolltap log export`")],
     session_mb: Annotated[float, typer.Option(min=0, help="the largest session that is read, in MB")] = SESSION_MB,
+    own: Annotated[
+        bool, typer.Option("--own", help="the files are from this store: complete what is here, of every tenant")
+    ] = False,
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Imports exported sessions into a store. Existing rows stay; conflicting rows are refused."""
+    """Imports exported sessions into a store. Existing rows stay; conflicting rows are refused.
+
+    Without --own: new sessions of one tenant (ROLLTAP_TENANT) only.
+    """
     from rolltap.calllog import archive
 
     async def run() -> list[archive.TransferCounts]:
@@ -179,7 +185,7 @@ def import_(
                     return lambda done: status.update(f"{path}: {counted(done, 'session')}")
 
                 return [
-                    await archive.import_sessions(database, path, session_mb=session_mb, show=show(path))
+                    await archive.import_sessions(database, path, session_mb=session_mb, own=own, show=show(path))
                     for path in files
                 ]
 

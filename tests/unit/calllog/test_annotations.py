@@ -209,7 +209,7 @@ async def test_an_archive_holds_annotations_and_notes_both_ways(trained: Trained
     await copy.start()
     try:
         assert (await import_sessions(copy.database, early)).new == 1
-        assert (await import_sessions(copy.database, late)).new == 1, "what was said since comes along"
+        assert (await import_sessions(copy.database, late, own=True)).new == 1, "what was said since comes along"
         assert (await import_sessions(copy.database, late)).new == 0
         assert await contents(copy.database) == before
         again = tmp_path / "again.rtlog"

@@ -78,7 +78,7 @@ async def test_only_what_an_archive_holds_goes_and_comes_back_from_it(sql_log: S
     del expected[old.id]
     assert await reasons(sql_log, exported=exported) == expected
     assert (await verify(sql_log.database)).problems == []
-    await import_sessions(sql_log.database, path)
+    await import_sessions(sql_log.database, path, own=True)
     assert len(await sql_log.rows(old.id)) == 1
     assert await sql_log.database.query(lambda connection: connection.execute(sa.select(prunings)).all()) == []
 
@@ -184,7 +184,8 @@ def test_the_command_says_what_stays_and_removes_nothing_in_a_dry_run(tmp_path: 
     assert '"calls": 1' in run(app, ["log", "stats", "--json", "--store", url]).output
     assert "removed 1 call of 1 session" in run(app, [*arguments, "--exported", keep]).output
     assert '"pruned_sessions": 1' in run(app, ["log", "stats", "--json", "--store", url]).output
-    assert run(app, ["log", "import", keep, "--store", url]).exit_code == 0
+    assert "import it with --own" in run(app, ["log", "import", keep, "--store", url]).output
+    assert run(app, ["log", "import", keep, "--own", "--store", url]).exit_code == 0
     assert '"calls": 1' in run(app, ["log", "stats", "--json", "--store", url]).output
     assert "30d" in run(app, ["log", "prune", "--older-than", "soon", "--store", url]).output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -17,11 +18,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.calllog import archive
+from rolltap.calllog import archive, archive_block
 from rolltap.calllog.archive import MAGIC, ArchiveWriter, export_sessions, import_sessions, read_archive
 from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, part_hash, session_row
-from rolltap.calllog.facts import RequestParts, same_fact
+from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts, same_fact
 from rolltap.calllog.msgpack_size import count_values
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
@@ -47,7 +48,18 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.rules import MaskRule, MessageRule, SessionRules
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
 from rolltap.reading.index import SessionIndex
-from rolltap.types import Break, BreakReason, Flaw, InjectedMessage, LogCheck, LogVerdict, Session, VersionSpan
+from rolltap.tenants import acting_for
+from rolltap.types import (
+    Break,
+    BreakReason,
+    Flaw,
+    InjectedMessage,
+    LogCheck,
+    LogVerdict,
+    Origin,
+    Session,
+    VersionSpan,
+)
 
 from .facts import a_completion, a_session, an_intent, append, ids
 
@@ -136,7 +148,7 @@ async def test_a_second_import_changes_nothing_and_a_later_one_brings_up_to_date
     await append(source, session, parent_id=first.id, shared=5)
     await source.close_session(session.id, 77.0)
     await export_sessions(source.database, tmp_path / "2.rtlog")
-    assert (await import_sessions(sql_log.database, tmp_path / "2.rtlog")).new == 1
+    assert (await import_sessions(sql_log.database, tmp_path / "2.rtlog", own=True)).new == 1
     assert await contents(sql_log) == await contents(source)
     assert (await import_sessions(sql_log.database, tmp_path / "1.rtlog")).new == 0
     await source.close()
@@ -345,7 +357,7 @@ def test_no_call_of_an_archive_holds_what_readers_can_not_read(place: str) -> No
 
 
 async def test_no_key_opens_a_session_of_an_archive(sql_log: SqlCallLog, tmp_path: Path) -> None:
-    """Who wrote the file may know the key. One that was open here before stays open."""
+    """Who wrote the file may know the key. One that was open here before stays open, if the file may add to it."""
     source, here, strange = await opened(f"sqlite:///{tmp_path / 'source.db'}"), a_session(), a_session()
     here, strange = (replace(each, expires_at=time.time() + 600) for each in (here, strange))
     await sql_log.open_session(here)
@@ -355,12 +367,231 @@ async def test_no_key_opens_a_session_of_an_archive(sql_log: SqlCallLog, tmp_pat
     await export_sessions(source.database, tmp_path / "a.rtlog")
     await source.close()
     for _ in range(2):
-        await import_sessions(sql_log.database, tmp_path / "a.rtlog")
+        await import_sessions(sql_log.database, tmp_path / "a.rtlog", own=True)
     known, imported = await sql_log.session_by_key(here.key_hash), await sql_log.session_by_key(strange.key_hash)
     assert known is not None
     assert known.closed_at is None
     assert imported is not None
     assert imported.closed_at is not None
+
+
+ADDED = ("call", "completion", "delivery", "note", "annotation", "end", "log check", "what was pruned")
+
+
+def added(block: Block, what: str) -> Block:
+    """The block with a row that the store's session does not have."""
+    session_id = block.session[0]
+    intent = an_intent(session_id)
+    match what:
+        case "call" | "what was pruned":
+            block.intents.append(list(intent_row(intent)[0]))
+        case "completion":
+            block.completions.append(list(completion_row(a_completion(block.intents[0][0], output_ids=ids(66, 66)))))
+        case "delivery":
+            block.deliveries.append([block.intents[0][0], True])
+        case "note":
+            block.notes.append([NOTE[0], session_id, *NOTE[2:5], '"yes"', *NOTE[6:]])
+        case "annotation":
+            block.completions.append(list(completion_row(a_completion(block.intents[0][0]))))
+            whole = crafted_block(a_session(id=session_id)).annotations[0]
+            block.annotations.append([block.intents[0][0], *whole[1:]])
+        case "end":
+            block.session[6] = 77.0
+        case _:
+            block.session[8] = '{"verdict":"mismatch","text":"x"}'
+    return block
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("what", ADDED)
+async def test_a_strangers_archive_adds_nothing_to_a_session_that_is_here(
+    sql_log: SqlCallLog, tmp_path: Path, what: str, is_open: bool
+) -> None:
+    """Who was given an archive once knows the rows of its sessions, of which some are still to be trained."""
+    here = a_session(expires_at=time.time() + 600 if is_open else 5.0)
+    await sql_log.open_session(here)
+    await sql_log.append_intent(an_intent(here, process="dead"))
+    if what == "completion":
+        await sql_log.abort_orphans(["alive"], at=9.0)  # presumed: a later one may replace it
+    await export_sessions(sql_log.database, tmp_path / "given.rtlog")
+    if what == "what was pruned":
+        await prune_all(sql_log, here.id)
+    (block,) = read_archive(tmp_path / "given.rtlog")
+    if what == "completion":
+        block.completions.clear()
+    with ArchiveWriter(tmp_path / "crafted.rtlog") as archive:
+        archive.add(added(block, what))
+    before = await contents(sql_log)
+    with pytest.raises(RecordCorrupt, match=f"session {here.id} is in the store, and the file would add to it"):
+        await import_sessions(sql_log.database, tmp_path / "crafted.rtlog")
+    assert await contents(sql_log) == before
+    assert (await import_sessions(sql_log.database, tmp_path / "crafted.rtlog", own=True)).new == 1
+
+
+async def prune_all(log: SqlCallLog, session_id: str) -> None:
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.insert(prunings).values(session_id=session_id, at=5.0, calls=1, reason="exported"))
+        connection.execute(sa.delete(call_intents).where(call_intents.c.session_id == session_id))
+
+    await log.database.transact(work)
+
+
+async def write_blocks(path: Path, *blocks: Block) -> Path:
+    with ArchiveWriter(path) as archive:
+        for block in blocks:
+            archive.add(block)
+    return path
+
+
+def block_of(session: Session, *calls: tuple[CallIntent, CallCompletion]) -> Block:
+    rows = [(*intent_row(intent), completion_row(done)) for intent, done in calls]
+    large = {digest: pack_bytes(part) for _, some, _ in rows for digest, part in some.items()}
+    return Block(
+        list(session_row(session)),
+        list(large.items()),
+        [list(row) for row, _, _ in rows],
+        [list(done) for _, _, done in rows],
+        [],
+        None,
+    )
+
+
+async def test_an_archive_brings_no_session_to_another_tenant(sql_log: SqlCallLog, tmp_path: Path) -> None:
+    planted = block_of(a_session(tags={"rolltap.tenant": "acme"}))
+    path = await write_blocks(tmp_path / "a.rtlog", planted)
+    with pytest.raises(RecordCorrupt, match=r"is of tenant 'acme'.*ROLLTAP_TENANT=acme"):
+        await import_sessions(sql_log.database, path)
+    with acting_for("acme"):
+        assert (await import_sessions(sql_log.database, path)).new == 1
+    with acting_for("globex"), pytest.raises(RecordCorrupt, match="is of tenant 'acme'"):
+        await import_sessions(sql_log.database, path)
+    assert (await import_sessions(sql_log.database, path, own=True)).new == 0
+
+
+@pytest.mark.parametrize("origin", ["another tenant's", "itself", "no place"])
+async def test_a_fork_of_an_archive_continues_only_what_it_may(
+    sql_log: SqlCallLog, tmp_path: Path, origin: str
+) -> None:
+    """A session keeps its origin from being pruned, and is exported with it."""
+    victim, fork = a_session(tags={"rolltap.tenant": "acme"} if origin == "another tenant's" else {}), a_session()
+    await sql_log.open_session(victim)
+    call = await append(sql_log, victim)
+    own, at = an_intent(fork), -1 if origin == "no place" else None
+    fork = replace(fork, origin=Origin(fork.id, own.id) if origin == "itself" else Origin(victim.id, call.id, at))
+    intent = own if origin == "itself" else replace(own, parent_id=call.id, shared=3)
+    path = await write_blocks(tmp_path / "a.rtlog", block_of(fork, (intent, a_completion(own.id))))
+    with pytest.raises(RecordCorrupt, match=r"not in the log|can't be a fork of that"):
+        await import_sessions(sql_log.database, path)
+    assert await sql_log.session(fork.id) is None
+
+
+async def test_an_archive_refers_to_no_request_part_that_it_does_not_have(sql_log: SqlCallLog, tmp_path: Path) -> None:
+    """Tenants share parts: who knows a hash would read what is behind it."""
+    victim, own = a_session(), a_session()
+    await sql_log.open_session(victim)
+    await append(sql_log, victim, request=RequestParts(b"{}", (LARGE,)))
+    intent = an_intent(own, request=RequestParts(b"{}", (LARGE,)))
+    block = block_of(own, (intent, a_completion(intent.id)))
+    path = await write_blocks(tmp_path / "a.rtlog", msgspec.structs.replace(block, parts=[]))
+    with pytest.raises(RecordCorrupt, match="is not in the file"):
+        await import_sessions(sql_log.database, path)
+    assert (await import_sessions(sql_log.database, await write_blocks(tmp_path / "b.rtlog", block))).new == 1
+
+
+@pytest.mark.parametrize("mark", range(4))
+def test_a_hash_of_a_part_may_begin_with_any_byte(mark: int) -> None:
+    """Those of packed values say how they are packed."""
+    texts = (b'{"content":"%d%s"}' % (number, b"x" * 2000) for number in itertools.count())
+    part = next(text for text in texts if part_hash(text)[0] == mark)
+    session = a_session()
+    intent = an_intent(session, request=RequestParts(b"{}", (part,)))
+    check_block(block_of(session, (intent, a_completion(intent.id))), 100_000)
+
+
+ZEROS = np.zeros(4_000_000, np.int32)
+
+
+def grown(what: str) -> Block:
+    """A session of some kB, which takes 16 MB or more when it is read."""
+    session = a_session()
+    first = an_intent(session)
+    zeros = np.zeros(len(ZEROS), np.float32)
+    match what:
+        case "prompt":
+            first = replace(first, new_ids=ZEROS)
+        case "request":
+            first = replace(first, request=RequestParts(b"{}", (b'{"content":"%s"}' % (b"a" * 16_000_000),)))
+        case "shared prompts":
+            first = replace(first, new_ids=ZEROS[:100_000])
+    done = a_completion(first.id)
+    match what:
+        case "reply":
+            done = replace(done, output_ids=ZEROS, logprobs=zeros)
+        case "array":
+            done = replace(done, extras={"routed_experts": np.zeros((2, 8_000_000), np.int8)})
+        case "message":
+            done = replace(done, message=b'{"role":"assistant","parts":[{"text":"%s"}]}' % (b"a" * 16_000_000))
+    calls = [(first, done)]
+    if what == "shared prompts":
+        beside = [an_intent(session, parent_id=first.id, shared=99_999, new_ids=ids(1)) for _ in range(40)]
+        calls += [(each, a_completion(each.id)) for each in beside]
+    return block_of(session, *calls)
+
+
+@pytest.mark.parametrize("what", ["prompt", "request", "shared prompts", "reply", "array", "message"])
+async def test_a_session_of_an_archive_has_a_largest_size_when_it_is_unpacked(
+    sql_log: SqlCallLog, tmp_path: Path, what: str
+) -> None:
+    path = await write_blocks(tmp_path / "grown.rtlog", grown(what))
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    with pytest.raises(RecordCorrupt, match=r"MB when it is unpacked, over 15 MB"):
+        await import_sessions(sql_log.database, path, session_mb=15)
+    assert tracemalloc.get_traced_memory()[1] < 5 << 20
+    tracemalloc.stop()
+    assert (await import_sessions(sql_log.database, path, session_mb=80)).new == 1
+
+
+async def test_a_call_of_an_archive_has_a_largest_number_of_tokens(
+    sql_log: SqlCallLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_block, "MOST_CALL_TOKENS", 1_000_000)
+    for what in ("prompt", "reply"):
+        path = await write_blocks(tmp_path / f"{what}.rtlog", grown(what))
+        with pytest.raises(RecordCorrupt, match="over 1,000,000 tokens"):
+            await import_sessions(sql_log.database, path)
+
+
+ODD_NUMBERS = {
+    "an id of the prompt": {"new_ids": ids(1, -1)},
+    "a place of the break": {"break_": Break(BreakReason.HISTORY_EDITED, "x", None, -(10**15), None)},
+    "shared items": {"request": RequestParts(b"{}", (), -1)},
+    "a temperature": {"sampling_sent": {"temperature": 10**400}},
+    "an asked number": {"sampling_asked": {"n": {"m": [2**64]}}},
+    "an id of the reply": {"output_ids": ids(4, -(2**31))},
+    "a candidate": {"extras": {"top_ids": np.array([[1], [-5]])}},
+    "no candidate": {"extras": {"top_ids": np.array([[1.0], [np.inf]])}},
+}
+
+
+@pytest.mark.parametrize("name", ODD_NUMBERS)
+def test_no_call_of_an_archive_has_numbers_that_no_engine_has(name: str) -> None:
+    """A page or a dataset would index, decode or add them up."""
+    session, changes = a_session(), ODD_NUMBERS[name]
+    of_reply = {"output_ids", "extras"}
+    intent = an_intent(session, **{each: value for each, value in changes.items() if each not in of_reply})
+    done = a_completion(intent.id, **{each: value for each, value in changes.items() if each in of_reply})
+    with pytest.raises(RecordCorrupt, match=f"cannot import session {session.id}"):
+        check_block(block_of(session, (intent, done)))
+
+
+@pytest.mark.parametrize("id", ["", "../x", "a/b", "a b", "\x1b[2J", "<b>", "\u202e", "x" * 129])
+@pytest.mark.parametrize("of", ["session", "call"])
+def test_an_id_of_an_archive_has_a_place_in_a_path(id: str, of: str) -> None:
+    session = a_session(id=id) if of == "session" else a_session()
+    intent = an_intent(session, id=id) if of == "call" else an_intent(session)
+    with pytest.raises(RecordCorrupt, match="not an id"):
+        check_block(block_of(session, (intent, a_completion(intent.id))))
 
 
 def nested(depth: int) -> bytes:

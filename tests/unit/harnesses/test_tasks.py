@@ -246,6 +246,20 @@ def test_swe_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             read_tasks(lines(tmp_path, untested), tmp_path / "repos")
 
 
+@pytest.mark.parametrize("name", ["..", ".", "a\0b"])
+def test_an_instance_names_no_folder_outside_the_repositories(tmp_path: Path, name: str) -> None:
+    """A file of instances may be anybody's, and what it names is copied to the agent."""
+    instance = {
+        "instance_id": "x",
+        "repo": name,
+        "base_commit": "HEAD",
+        "problem_statement": "x",
+        "FAIL_TO_PASS": ["t"],
+    }
+    with pytest.raises(TaskInvalid, match="names no repository"):
+        read_tasks(lines(tmp_path, instance), tmp_path / "repos")
+
+
 def test_a_sandbox_shows_the_python_that_runs_the_tests_and_nothing_else_of_its_neighbourhood(tmp_path: Path) -> None:
     for python, shown in ((tmp_path / "venv/bin/python", (tmp_path / "venv",)), (tmp_path / "bin/python", ())):
         python.parent.mkdir(parents=True)

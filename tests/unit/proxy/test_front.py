@@ -165,6 +165,26 @@ async def test_a_small_request_follows_a_large_one_on_the_same_connection(tmp_pa
         writer.close()
 
 
+@every_plane
+async def test_who_sends_many_requests_before_their_replies_is_cut(tmp_path: Path, plane: str) -> None:
+    """Without a key: each waiting request takes much more memory than it takes to send it."""
+    request = "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    last = request.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n")
+    async with served(tmp_path, receipt_s=30) as there:
+        for pieces, each, is_cut in ((1, connections.PIPELINED, False), (8, 256, True)):
+            reader, writer = await there.open(plane)
+            answer = b""
+            with suppress(ConnectionError):
+                for _ in range(pieces):  # each of which has fewer bytes than a head may have
+                    writer.write((request * each).encode())
+                    answer += await asyncio.wait_for(reader.read(1), 20)
+                writer.write(last.encode())
+                while part := await asyncio.wait_for(reader.read(100_000), 20):
+                    answer += part
+            assert (answer.count(b"HTTP/1.1 200") <= pieces * each) is is_cut
+            writer.close()
+
+
 async def header_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while (line := await asyncio.wait_for(reader.readline(), 20)).strip():
         yield line

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from rolltap.proxy.viewer import one_file as saved_pages
 from rolltap.proxy.viewer import pages
 from rolltap.proxy.viewer.app import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
@@ -22,6 +23,7 @@ from rolltap.proxy.viewer.templating import ago, duration, figure, moment
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import BreakReason, LogCheck, LogVerdict
+from rolltap.wording import counted
 
 from ..reading.conftest import QUESTION, SYSTEM
 from .conftest import HOSTILE, Viewed
@@ -171,6 +173,22 @@ async def test_one_file_holds_everything_and_runs_only_itself(viewed: Viewed):
     held = {(chunk["call"], chunk["start"] + at) for chunk in data["chunks"] for at in range(len(chunk["rows"]))}
     for runs in (call["runs"] for call in data["calls"].values()):
         assert all((run["call"], index) in held for run in runs for index in range(run["start"], run["end"]))
+
+
+async def test_one_file_has_a_largest_size_however_many_calls_an_agent_makes(
+    viewed: Viewed, monkeypatch: pytest.MonkeyPatch
+):
+    """A call has runs of all calls before it: those of 2,500 calls took 2 GB."""
+    session_id = await hostile_session(viewed)
+    whole = await one_file(viewed.reading.reader, session_id)
+    assert "came without tokens" not in whole
+    monkeypatch.setattr(saved_pages, "MOST_SAVED", 1)
+    page = await one_file(viewed.reading.reader, session_id)
+    calls = (await viewed.reading.reader.session(session_id)).calls
+    data = json.loads(re.search(r'id="token-data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert list(data["calls"]) == [calls[0].id]
+    assert {chunk["call"] for chunk in data["chunks"]} == {calls[0].id}
+    assert f"The last {counted(len(calls) - 1, 'call')} came without tokens" in page
 
 
 async def test_pages_need_a_link_that_works_once(viewed: Viewed):
