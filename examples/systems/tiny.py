@@ -137,7 +137,9 @@ class Jobs:
 
 
 class Office:
-    """A user who has one task after the other done."""
+    """A user who has one task after the other done. The model does few of them, so all dialogues are exported."""
+
+    satisfied = 0.0
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell

@@ -27,6 +27,8 @@ class Restaurant:
 
     wishes: Sequence[str] = WISHES
     another = "by the door"
+    satisfied = 1.0
+    """From this share of met wishes on a dialogue is exported."""
 
     async def meet(self, home: Home, session: Session, wish: str) -> float:
         """1 if a guest's wish was met."""
@@ -61,7 +63,7 @@ async def main(
 
     spec = {"fork": {"rollout": one.rollout, "call": calls[1]["id"]}}
     (other, *_) = await home.group(Task("evening", "Serve the guest.", spec), again, n=n)
-    await home.export(out, "sft", "policy=tiny and reward>=1", reader="trl")
+    await home.export(out, "sft", f"policy=tiny and reward>={house.satisfied}", reader="trl")
     return {"first": one.reward, "again": other.reward, "goes on": other.rollout}
 
 
