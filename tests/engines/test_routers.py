@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rolltap.engine.scripted import Fault, Script, ScriptedEngine, ScriptedReply
-from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable, RateLimited
 from rolltap.ids import new_id
 from rolltap.proxy.engines.base import Engine, SampleChunk, SampleRequest
@@ -21,8 +20,6 @@ from rolltap.types import VersionSpan
 
 from ..contract.engine_world import EXACT, REPLY, collect, ids_of, logprobs_of
 from .routers import STICKY, install, router, scripted_engines
-from .servers import proxy
-from .talkers import chat
 
 CONTEXT = 4096
 SESSIONS = 16
@@ -147,29 +144,3 @@ async def test_a_push_is_refused_by_name_and_reaches_no_server(start: Start, tmp
             assert all(engine.url in refused.value.message for engine in engines)
         weights = [engine.weights for engine in engines]
         assert [(each.paused, each.loads, each.version) for each in weights] == [(False, 0, "default")] * 4
-
-
-POLICIES = f'[policies.scripted]\nengine = "main"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
-
-
-async def test_a_proxy_serves_through_a_router_and_tells_a_trainer_why_it_cannot_push(
-    installed_routers: None, tmp_path: Path
-) -> None:
-    async with (
-        scripted_engines("vllm", Script(otherwise=ScriptedReply(say="hello"))) as engines,
-        router("vllm", [engine.url for engine in engines], "--policy", STICKY["vllm"]) as url,
-    ):
-        await asyncio.to_thread(talk_and_push, tmp_path, url)
-        assert [engine.weights.loads for engine in engines] == [0] * 4
-        assert all(entry.extends is not False for engine in engines for entry in engine.journal.entries)
-
-
-def talk_and_push(folder: Path, url: str) -> None:
-    with proxy(folder, url, POLICIES) as running:
-        for _ in range(3):
-            with closing(chat(running.open_session("scripted"))) as talker:
-                assert [talker.ask(text).text for text in ("hi", "and again")] == ["hello", "hello"]
-        with pytest.raises(EngineError, match="through a router"):
-            running.push("scripted", FOLDER)
-        with closing(chat(running.open_session("scripted"))) as talker:
-            assert talker.ask("still there?").text == "hello"
