@@ -24,6 +24,7 @@ from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, PythonCall, RuntimeOptions, Source
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.call_rubric import WithCallScores
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.runner.lifecycle import Assignment
@@ -156,6 +157,8 @@ def check(task: Task, policies: Collection[str]) -> None:
     _harness_of(task, spec, Defaults())
     check_runtime(spec.runtime)
     spec.evaluator.check(policies)
+    if spec.evaluator.call_rubric is not msgspec.UNSET:
+        spec.evaluator.call_rubric.check(policies)
     spec.check_source()
     spec.limits.build()
     for path in (spec.folder, spec.repository, *spec.evaluator.paths):
@@ -185,12 +188,13 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
     spec = parse_spec(task.spec)
     harness = _harness_of(task, spec, defaults)
     runtime = runtime_for(spec.runtime or defaults.runtime, launch_type(harness))
+    evaluator, rubric = spec.evaluator.build(client), spec.evaluator.call_rubric
     return Assignment(
         task=task,
         source=spec.source(defaults.base),
         harness=harness,
         runtime=runtime.create(spec.runtime_options(harness, defaults)),
-        evaluator=spec.evaluator.build(client),
+        evaluator=evaluator if rubric is msgspec.UNSET else WithCallScores(evaluator, rubric, client),
         limits=spec.limits.build(),
         rules=spec.rules,
     )
