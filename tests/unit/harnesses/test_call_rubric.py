@@ -34,26 +34,19 @@ def prompts(*turns: dict[str, Any]) -> dict[str, str]:
     return dict(call_prompts(turns, "Do it.", "It is done."))
 
 
-def untrusted(prompt: str) -> list[str]:
-    """The parts between the marks."""
+def parts(prompt: str) -> tuple[str, list[str]]:
+    """What stands outside the marks, without them, and the parts between them."""
     mark = re.findall(r"^\[([0-9a-f]{16})$", prompt, re.MULTILINE)[-1]
-    return re.findall(rf"^\[{mark}$(.*?)^{mark}\]$", prompt, re.MULTILINE | re.DOTALL)
+    place = re.compile(rf"^\[{mark}$(.*?)^{mark}\]$", re.MULTILINE | re.DOTALL)
+    return place.sub("", prompt).replace(mark, ""), place.findall(prompt)
 
 
 @given(TEXTS, TEXTS, st.sampled_from(["text", "thinking", "tool_call"]))
 def test_what_the_agent_wrote_stays_in_its_place(seen: str, said: str, kind: str) -> None:
-    asked = prompts(turn("a", [message("tool", seen)], message("assistant", said, kind)))["a"]
-    parts = untrusted(asked)
-    assert len(parts) == 2
-    trusted = asked
-    for part in parts:
-        assert not [token for token in TOKENS if token in part]
-        trusted = trusted.replace(part, "")
-    empty = prompts(turn("a", [], message("assistant", "")))["a"]
-    outside = empty
-    for part in untrusted(empty):
-        outside = outside.replace(part, "")
-    assert re.sub(r"[0-9a-f]{16}", "", trusted) == re.sub(r"[0-9a-f]{16}", "", outside)
+    outside, untrusted = parts(prompts(turn("a", [message("tool", seen)], message("assistant", said, kind)))["a"])
+    assert len(untrusted) == 2
+    assert not [token for token in TOKENS if token in "".join(untrusted)]
+    assert outside == parts(prompts(turn("a", [], message("assistant", "")))["a"])[0]
 
 
 def test_each_call_is_shown_with_what_its_own_agent_saw_before_it() -> None:
@@ -65,7 +58,7 @@ def test_each_call_is_shown_with_what_its_own_agent_saw_before_it() -> None:
         turn("b", [message("tool", "FIVE")], message("assistant", "SIX")),
     )
     places = {
-        call_id: tuple(" ".join(re.findall(r"\b[A-Z]{3,}\b", part)) for part in untrusted(prompt))
+        call_id: tuple(" ".join(re.findall(r"\b[A-Z]{3,}\b", part)) for part in parts(prompt)[1])
         for call_id, prompt in asked.items()
     }
     assert places == {
