@@ -447,11 +447,15 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A value to append as a reward. `scope` is as in `rolltap.types.Reward`."""
+    """A value to append as a reward. `scope` is as in `rolltap.types.Reward`.
+
+    `source`: what gave it, if it was not the evaluator; the verdict's detail is then not about it.
+    """
 
     value: float
     scope: str = "rollout"
     detail: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -174,12 +175,13 @@ def _npm(package: Package, folder: Path) -> Installation:
         raise ConfigError(f"{package.name} comes from npm, which is not installed; install Node.js {package.node}+")
     requirements = [f"{package.name}@{package.version}", *package.also]
     flags = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
-    _run([npm, "install", "--prefix", str(folder), *flags, *requirements], f"npm can't install {requirements[0]}")
+    node_bins, node_version = _node(package, folder)  # first: scripts of the packages run with it
+    command = [npm, "install", "--prefix", str(folder), *flags, *requirements]
+    _run(command, f"npm can't install {requirements[0]}", node_bins)
     modules = folder / "node_modules"
     manifest = json.loads((modules / package.name / "package.json").read_text(encoding="utf-8"))
     if manifest["version"] != package.version:
         raise ConfigError(f"npm installed {package.name} {manifest['version']} instead of {package.version}")
-    node_bins, node_version = _node(package, folder)
     versions = {package.name: manifest["version"], "node": node_version}
     return Installation(package, (*node_bins, modules / ".bin"), (folder,), versions, 0.0)
 
@@ -232,9 +234,13 @@ def _python(package: Package) -> str:
     raise ConfigError(f"{package.name} {package.version} needs Python {major}.{lowest}+; install one beside this")
 
 
-def _run(command: list[str], failure: str) -> str:
-    """The output of a command. If this process is stopped meanwhile, everything that the command started ends."""
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+def _run(command: list[str], failure: str, bins: Sequence[Path] = ()) -> str:
+    """The output of a command, with `bins` before the system's PATH.
+
+    If this process is stopped meanwhile, everything that the command started ends.
+    """
+    path = os.pathsep.join([*map(str, bins), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(
         command,

@@ -14,7 +14,7 @@ from typing import ClassVar, Self, cast
 
 import msgspec
 
-from rolltap.harnesses.base import Evaluator
+from rolltap.harnesses.base import Evaluator, choice
 from rolltap.harnesses.client import AdminClient
 
 
@@ -27,8 +27,27 @@ class CodePlace(StrEnum):
     APART = "apart"  # in the second sandbox, if its program uses `$ROLLTAP_SANDBOXED`; else beside the program
 
 
-class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Base of evaluator tables. The defaults fit an evaluator that needs no file and no policy."""
+class CallRubric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model of `policy` scores each of the agent's calls by `rubric`."""
+
+    policy: str
+    rubric: str
+
+    def __post_init__(self) -> None:
+        if not self.rubric.strip():
+            raise ValueError("the rubric is empty")
+
+    def check(self, policies: Collection[str]) -> None:
+        choice("policy", self.policy, dict.fromkeys(policies))
+
+
+class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", kw_only=True):
+    """Base of evaluator tables. The defaults fit an evaluator that needs no file and no policy.
+
+    `call_rubric`: rewards of calls beside the evaluator's own (`call_rubric.WithCallScores`).
+    """
+
+    call_rubric: CallRubric | msgspec.UnsetType = msgspec.UNSET
 
     example: ClassVar[str]
     """A valid table as JSON, for the error message if a task's table is wrong."""

@@ -14,7 +14,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,40 +103,54 @@ class LlmJudge:
             files=without_control_tokens(files),
             criteria=self.criteria,
         )
-        tags = {"kind": "judge", "rollout": evidence.rollout_id}
-        session = await self.client.open_session(policy=self.policy, ttl=evidence.limits.evaluate_s, tags=tags)
-        try:
-            answer = await self._ask(session, storable(prompt), evidence.limits.evaluate_s)
-        finally:
-            await self.client.close_session(session.session_id)
+        async with judge_session(self.client, self.policy, evidence) as session:
+            answer = await ask(session, prompt, evidence.limits.evaluate_s)
         evidence.seen.add(f"the judge's answer in session {session.session_id}", answer)
-        score = SCORE.fullmatch(answer.strip().rpartition("\n")[2].strip())
-        if score is None or (value := parse_reward(score[1])) > 10:
-            raise EvaluatorFailed(f"the judge gave no score from 0 to 10: {answer.strip()[-200:]!r}")
-        return Verdict((Score(value / 10),), {"judge_session": session.session_id, "answer": answer})
+        return Verdict((Score(score_of(answer)),), {"judge_session": session.session_id, "answer": answer})
 
-    async def _ask(self, session: OpenedSession, prompt: str, timeout: float) -> str:
-        body = {
-            "model": session.endpoint.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-        }
-        headers = {"Authorization": f"Bearer {session.endpoint.key}"}
-        url = f"{session.endpoint.v1}/chat/completions"
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as http,
-                http.post(url, json=body, headers=headers) as reply,
-            ):
-                answer = await reply.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise EvaluatorFailed(f"the judge's call failed: {error or type(error).__name__}") from error
-        if reply.status != 200:
-            raise EvaluatorFailed(f"the judge's call got {reply.status}: {answer}")
-        (choice,) = answer["choices"]
-        if choice["finish_reason"] != "stop":  # of a score that was cut off, the first digits may be left
-            raise EvaluatorFailed(f"the judge's answer ended by {choice['finish_reason']!r}: {choice['message']}")
-        return choice["message"].get("content") or ""
+
+@asynccontextmanager
+async def judge_session(client: AdminClient, policy: str, evidence: Evidence) -> AsyncIterator[OpenedSession]:
+    """A session in which the model of `policy` judges a rollout: its calls are never trained."""
+    tags = {"kind": "judge", "rollout": evidence.rollout_id}
+    session = await client.open_session(policy=policy, ttl=evidence.limits.evaluate_s, tags=tags)
+    try:
+        yield session
+    finally:
+        await client.close_session(session.session_id)
+
+
+async def ask(session: OpenedSession, prompt: str, timeout: float) -> str:
+    """The judge's whole answer. Raises `EvaluatorFailed` if the call failed or the answer was cut off."""
+    body = {
+        "model": session.endpoint.model,
+        "messages": [{"role": "user", "content": storable(prompt)}],
+        "temperature": 0,
+    }
+    headers = {"Authorization": f"Bearer {session.endpoint.key}"}
+    url = f"{session.endpoint.v1}/chat/completions"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as http,
+            http.post(url, json=body, headers=headers) as reply,
+        ):
+            answer = await reply.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise EvaluatorFailed(f"the judge's call failed: {error or type(error).__name__}") from error
+    if reply.status != 200:
+        raise EvaluatorFailed(f"the judge's call got {reply.status}: {answer}")
+    (choice,) = answer["choices"]
+    if choice["finish_reason"] != "stop":  # of a score that was cut off, the first digits may be left
+        raise EvaluatorFailed(f"the judge's answer ended by {choice['finish_reason']!r}: {choice['message']}")
+    return choice["message"].get("content") or ""
+
+
+def score_of(answer: str) -> float:
+    """The score of an answer's last line, divided by 10. Raises `EvaluatorFailed` if it has none from 0 to 10."""
+    score = SCORE.fullmatch(answer.strip().rpartition("\n")[2].strip())
+    if score is None or (value := parse_reward(score[1])) > 10:
+        raise EvaluatorFailed(f"the judge gave no score from 0 to 10: {answer.strip()[-200:]!r}")
+    return value / 10
 
 
 def shown_changes(folder: Path, agent_changes: Sequence[Change], mark: str) -> tuple[str, str]:

@@ -308,17 +308,20 @@ class AttemptRunner(ABC, Generic[W]):
 
     async def _reward(self, state: RolloutState[W], verdict: Verdict | None) -> None:
         """Appends one reward per scope: the sum of its scores, with the scores in its detail."""
+        if verdict is None:
+            return
         by_scope: dict[str, list[Score]] = {}
-        for score in verdict.scores if verdict else ():
+        for score in verdict.scores:
             by_scope.setdefault(score.scope, []).append(score)
         for number, (scope, scores) in enumerate(by_scope.items()):
+            own = [score for score in scores if not score.source]
             parts = {"scores": [{"value": score.value, **score.detail} for score in scores]} if len(scores) > 1 else {}
             reward = NewReward(
                 state.claim.rollout_id,
                 sum(score.value for score in scores),
                 scope,
-                source=state.assignment.evaluator.name,
-                detail=storable_detail({**(verdict.detail if verdict else {}), **(parts or scores[0].detail)}),
+                source=state.assignment.evaluator.name if own else scores[0].source,
+                detail=storable_detail({**(verdict.detail if own else {}), **(parts or scores[0].detail)}),
                 attempt=state.attempt,
                 id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
             )

@@ -24,6 +24,7 @@ from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, PythonCall, RuntimeOptions, Source
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.call_rubric import WithCallScores
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.runner.lifecycle import Assignment
@@ -160,6 +161,8 @@ def check(task: Task, policies: Collection[str]) -> None:
     _harness_of(task, spec, Defaults())
     check_runtime(spec.runtime)
     spec.evaluator.check(policies)
+    if spec.evaluator.call_rubric is not msgspec.UNSET:
+        spec.evaluator.call_rubric.check(policies)
     spec.check_source()
     spec.limits.build()
     for path in (spec.folder, spec.repository, *spec.evaluator.paths):
@@ -192,12 +195,13 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
     if spec.snapshots and issubclass(runtime, DockerRuntime):
         raise TaskInvalid("docker's containers reach no listener of the runner, so no snapshots", param="snapshots")
     store = SnapshotStore() if defaults.snapshots is None else SnapshotStore(defaults.snapshots)
+    evaluator, rubric = spec.evaluator.build(client), spec.evaluator.call_rubric
     return Assignment(
         task=task,
         source=spec.source(defaults.base),
         harness=harness,
         runtime=runtime.create(spec.runtime_options(harness, defaults)),
-        evaluator=spec.evaluator.build(client),
+        evaluator=evaluator if rubric is msgspec.UNSET else WithCallScores(evaluator, rubric, client),
         limits=spec.limits.build(),
         rules=spec.rules,
         snapshots=store if spec.snapshots else None,

