@@ -100,14 +100,32 @@ def faults(report: dict[str, Any]) -> str:
     )
 
 
+SOAK_KINDS = {
+    "disk": "a disk is full",
+    "failover": "failover of Postgres (killed, read only, unfenced)",
+    "names": "names are not found",
+    "node": "node killed or halted",
+    "postgres": "Postgres killed, restarted or silent",
+    "redis": "Redis killed or failed over",
+    "proxy": "proxy killed, halted or stopped in order",
+    "link to engine": "link to the engine (cut, half open, silent)",
+    "link to postgres": "link to Postgres",
+    "link to redis": "link to Redis",
+    "link from nginx": "link from nginx (cut, late)",
+    "engine": "engine replaced, or with other weights",
+}
+"""What begins the names of a kind's phases in a soak, and the kind."""
+
+
 def soak(report: dict[str, Any]) -> str:
     """A line for each kind of fault: what clients felt during it, over all rounds."""
     felt: dict[str, Counter[str]] = {}
     times: Counter[str] = Counter()
     rounds = report["rounds"]
     for phase in (phase for one in rounds for phase in one["phases"]):
-        felt.setdefault(phase["name"], Counter()).update(phase["felt"])
-        times[phase["name"]] += 1
+        name = next((kind for begins, kind in SOAK_KINDS.items() if phase["name"].startswith(begins)), phase["name"])
+        felt.setdefault(name, Counter()).update(phase["felt"])
+        times[name] += 1
     rows = "".join(
         f"| {name} | {times[name]} | {counts['calls']} | {counts['failed a try']} | {counts['given up']} "
         f"| {sum(count for what, count in counts.items() if what.startswith('broken'))} |\n"
