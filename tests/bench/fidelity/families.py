@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rolltap.images import PLACEHOLDER, ImageReader, ImageRule
+from rolltap.images import RESIZED, ImageReader, ResizedRule
 from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
@@ -59,10 +59,12 @@ FAMILIES = (
 
 def images_of(renderer: TokenRenderer) -> PromptImages:
     """The images that the family's template writes, by Qwen3-VL's rule with small limits."""
-    token = renderer.tokenizer.convert_tokens_to_ids(PLACEHOLDER)
+    token = renderer.tokenizer.convert_tokens_to_ids(RESIZED)
     if token is None or not renderer.image_roles:
         return NONE_SHOWN
-    return PromptImages(ImageReader(ImageRule(token, 16, 2, 64 * 64, 160 * 160)), renderer.image_roles)
+    return PromptImages(
+        ImageReader(ResizedRule(token, 2, patch=16, least=64 * 64, most=160 * 160)), renderer.image_roles
+    )
 
 
 def renderer(family: Family) -> TokenRenderer:

@@ -53,7 +53,7 @@ def test_what_is_no_address_stays() -> None:
     assert without_addresses(text) == text
 
 
-@pytest.mark.parametrize("kind", {kind for kind in BY_CODE.values() if kind.status >= 500})
+@pytest.mark.parametrize("kind", [kind for kind in BY_CODE.values() if kind.status >= 500])
 def test_every_failure_of_ours_is_told_as_what_it_is(kind: type[RolltapError]) -> None:
     error = kind("engine main at http://engine.internal:8000 is away", retry_after=2.0)
     told = _for_agents(error)
