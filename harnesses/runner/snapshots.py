@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.errors import RuntimeFailed, Unreadable
 from rolltap.harnesses.base import Workspace
 from rolltap.harnesses.left_files import (
@@ -133,7 +134,7 @@ def snapshot_in(folder: Path, call_id: str, next_calls: Collection[str] | None) 
 
 
 def _index(folder: Path) -> SnapshotIndex:
-    return msgspec.json.decode((folder / INDEX).read_bytes(), type=SnapshotIndex)
+    return from_json((folder / INDEX).read_bytes(), SnapshotIndex)
 
 
 class SessionSnapshots:

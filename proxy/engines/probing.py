@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from rolltap.decoding import convert
-from rolltap.errors import EngineError, EngineProtocolError, EngineRefused, EngineTimeout, RateLimited
+from rolltap.errors import EngineError, EngineRefused, EngineTimeout, RateLimited
 from rolltap.ids import new_id
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import version_number
@@ -139,7 +139,7 @@ async def servers_behind(http: EngineHttp) -> list[str]:
     try:
         answer = await http.optional("GET", "/workers", timeout_s=ASKED_S)
         return [worker.url for worker in convert(answer or {}, _Workers).workers]
-    except (EngineRefused, EngineProtocolError, msgspec.ValidationError):
+    except (EngineError, RateLimited, msgspec.ValidationError):
         return []
 
 

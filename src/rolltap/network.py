@@ -60,12 +60,12 @@ def is_loopback(host: str) -> bool:
 
 
 _ADDRESSES = re.compile(
-    r"""[a-z][a-z0-9+.-]*://[^\s'"<>]*[^\s'"<>:;,.)\]]  # a URL
-    | \('[^']+',\ \d+[^)]*\)  # Python's form of a socket's address
+    r"""(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*://[^\s'"<>]*[^\s'"<>:;,.)\]]  # a URL
+    | \('[^']+',\ \d[^()]*\)  # Python's form of a socket's address
     | \[?\b[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?:\]:\d+)?  # IPv6
     | \b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?
-    | \b[a-z][\w.-]*:\d{2,5}\b  # a host's name and port
-    | (?<![\w/])/[\w.-]+(?:/[\w.-]+)+  # a path: of a socket, of the store""",
+    | (?<![\w.-])[a-z][\w.-]*:\d{2,5}\b  # a host's name and port
+    | (?<![\w/.-])/[\w.-]+(?:/[\w.-]+)+  # a path: of a socket, of the store""",
     re.VERBOSE | re.IGNORECASE,
 )
 

@@ -79,9 +79,11 @@ async def balanced(urls: Sequence[str]) -> AsyncIterator[str]:
     turns, pipes = itertools.cycle(urls), set[asyncio.Task[None]]()
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-        writer.close()
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        finally:
+            writer.transport.abort()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = int(next(turns).rpartition(":")[2])
