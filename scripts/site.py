@@ -33,7 +33,7 @@ PYTHON = {
     "The record": ("rolltap.record", "rolltap.reading.tables"),
     "Leases": (
         "rolltap.trainer_client.lease.client",
-        "rolltap.trainer_client.lease.protocol",
+        "rolltap.contract.planes",
         "rolltap.contract.control",
         "rolltap.trainer_client.lease.push",
     ),
