@@ -19,7 +19,7 @@ from rolltap.demo.stack import DemoFailed, free_ports
 from rolltap.engine.tiny.tasks import TinyTask, make_tasks
 from rolltap.errors import ConfigError, EvaluatorFailed
 from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
-from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Launch, Limits, PythonCall, Verdict
+from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Limits, PythonCall, Verdict
 from rolltap.harnesses.runner.attempts import Progress, RolloutSummary, Slots, Stage
 from rolltap.harnesses.runner.lifecycle import Assignment
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
@@ -121,7 +121,7 @@ async def test_what_the_agent_left_fails_the_evaluation_and_not_the_runner(monke
 
 @dataclass(frozen=True, slots=True)
 class BrokenAgent(MiniSweAgentInProcess):
-    def launch(self, job: Job) -> Launch:
+    def launch(self, job: Job) -> PythonCall:
         def run(stop: threading.Event) -> tuple[Ending, str]:
             return Ending.CRASHED, "ImportError: no module 'agent'"
 
