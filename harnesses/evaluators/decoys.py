@@ -111,14 +111,14 @@ def with_decoys(source: str, functions: Collection[str]) -> tuple[str, list[str]
         tree = ast.parse(source)
         probes = _Probes(f"_{random.getrandbits(64):x}", random.randrange(10**3, 10**4))
         assigned = assigned_names(tree)
-        made = [name for name in functions if _make_decoy(function_to_change(tree, name, assigned), probes)]
+        decoys = [name for name in functions if _make_decoy(function_to_change(tree, name, assigned), probes)]
         after = next((number for number, each in enumerate(tree.body) if not comes_first(each)), len(tree.body))
         tree.body[after:after] = probes.functions()
         text = ast.unparse(ast.fix_missing_locations(tree))
         compile(text, "decoys", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
         return source, []
-    return text, made
+    return text, decoys
 
 
 def with_assertions(source: str, functions: Collection[str]) -> tuple[str, list[str]]:
@@ -127,8 +127,8 @@ def with_assertions(source: str, functions: Collection[str]) -> tuple[str, list[
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, []
-    found = {name: function_to_change(tree, name, ()) for name in functions}
-    return source, [name for name, function in found.items() if function is not None and asserts(function)]
+    definitions = {name: function_to_change(tree, name, ()) for name in functions}
+    return source, [name for name, function in definitions.items() if function is not None and asserts(function)]
 
 
 def comes_first(statement: ast.stmt) -> bool:

@@ -36,20 +36,20 @@ def with_failing_parts(source: str, functions: Collection[str]) -> tuple[str, li
         imported = {each.asname or each.name for each in ast.walk(tree) if isinstance(each, ast.alias)}
         surely = {id(part) for part in ast.walk(tree) if isinstance(part, FUNCTIONS) and _fails_at_end(part)}
         parts: dict[int, Function] = {}
-        made: list[str] = []
+        decoys: list[str] = []
         for name in functions:
             if (test := function_to_change(tree, name, assigned)) is not None:
                 used = [part for part in _used(test, _scope(tree, name), module) if id(part) in surely]
                 used = [part for part in used if part.name not in assigned | imported]
                 parts |= {id(part): part for part in used}
-                made += [name] * bool(used)
+                decoys += [name] * bool(used)
         for part in parts.values():
             part.body.insert(len(part.body) - isinstance(part.body[-1], ast.Return), ast.parse(LAST).body[0])
         text = ast.unparse(ast.fix_missing_locations(tree))
         compile(text, "decoys", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
         return source, []
-    return text, made
+    return text, decoys
 
 
 def _scope(tree: ast.Module, test: str) -> ast.ClassDef | None:

@@ -388,14 +388,14 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         again = evidence.anew(2)
         places = await self._place(again), await self._place(again)
         files = self._files_of(places[0])
-        _, made = await in_thread(_quiet_texts, places[0], files, functions)
-        if not made:
+        _, decoys = await in_thread(_quiet_texts, places[0], files, functions)
+        if not decoys:
             return None
         stops_early = await in_thread(_stops_early, places[0])
-        half = len(made) // 2 if is_mixed and not stops_early else 0
-        made = random.sample(made, len(made))
+        half = len(decoys) // 2 if is_mixed and not stops_early else 0
+        decoys = random.sample(decoys, len(decoys))
         drawn = [
-            _quiet_texts(place, files, part) for place, part in zip(places, (made[half:], made[:half]), strict=True)
+            _quiet_texts(place, files, part) for place, part in zip(places, (decoys[half:], decoys[:half]), strict=True)
         ]
         one, other = (
             partial(self._run, again, place, texts, DECOYS if decoys else "the tests again", QUICKLY)
@@ -426,11 +426,11 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         every = [function_of(node) for node in nodes]
         first = {function_of(test) for test in self.must_pass}
         functions = chosen((each for each in every if any(_is_of(each, test) for test in first)), every, MOST_DECOYS)
-        made = await in_thread(_write_decoys, form, place.clean.folder, functions, place.own)
-        if not made:
+        decoys = await in_thread(_write_decoys, form, place.clean.folder, functions, place.own)
+        if not decoys:
             return {}
-        results = await self._results(evidence, place, "the decoys", ("--maxfail=0", "--tb=line", *made))
-        outcomes: dict[str, bool | None] = dict.fromkeys(made)
+        results = await self._results(evidence, place, "the decoys", ("--maxfail=0", "--tb=line", *decoys))
+        outcomes: dict[str, bool | None] = dict.fromkeys(decoys)
         for node, ok in results.items():
             if (function := function_of(node)) in outcomes:
                 outcomes[function] = ok or bool(outcomes[function])
@@ -575,8 +575,8 @@ def _quiet_texts(place: _Place, files: Collection[str], functions: Iterable[str]
         changed[path] = with_quiet_decoys(text, by_file[path], place.visible.get(path, ""))
     is_hidden_known = any(is_hidden for _, _, is_hidden in changed.values())
     kept = {path: each for path, each in changed.items() if each[2] or not is_hidden_known}
-    made = [f"{path}::{name}" for path, (_, names, _) in kept.items() for name in names]
-    return {path: text for path, (text, names, _) in kept.items() if names}, made
+    tests = [f"{path}::{name}" for path, (_, names, _) in kept.items() for name in names]
+    return {path: text for path, (text, names, _) in kept.items() if names}, tests
 
 
 def _those(form: Form, texts: Mapping[str, str], functions: Iterable[str]) -> list[str]:

@@ -112,10 +112,10 @@ class SnapshotStore:
         for path in self.folder.glob(f"*/*/{INDEX}"):
             with suppress(OSError):  # another node removes it
                 attempts.append((path.stat().st_mtime, _index(path.parent).bytes, path.parent))
-        left = self.most_bytes
+        room = self.most_bytes
         for _, size, path in sorted(attempts, reverse=True):
-            left -= size
-            if left < 0:
+            room -= size
+            if room < 0:
                 remove(path)
                 with suppress(OSError):  # another attempt's are there
                     path.parent.rmdir()

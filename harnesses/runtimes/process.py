@@ -277,12 +277,12 @@ def kill_marked(mark: bytes) -> None:
 
 
 def _killed(pids: Iterable[int]) -> bool:
-    found = False
+    any_killed = False
     for pid in pids:
-        found = True
+        any_killed = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(os.getpgid(pid), signal.SIGKILL)
-    return found
+    return any_killed
 
 
 UNDER_WAY: dict[bytes, float] = {}

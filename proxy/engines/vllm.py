@@ -26,8 +26,8 @@ from rolltap.settings import EngineSettings
 
 PAUSE_MODES: dict[PauseMode, str] = {"keep": "keep", "drain": "wait", "abort": "abort"}
 CLOSED = (403, 404, 405)
-ASKED = 8
-"""Requests at once that a load balancer would not send to one server."""
+ASKED, RESUMED = 8, 5
+"""Requests at once, which a load balancer would not send to one server; tries to reach the one that it paused."""
 
 
 class DeviceConfig(msgspec.Struct):
@@ -114,14 +114,21 @@ class VllmEngine:
         await self._http.json("POST", f"/pause?mode={PAUSE_MODES[mode]}")
         await self._check_all_paused()
 
+    async def _paused(self) -> set[bool]:
+        """Whether the servers behind the URL are paused, as they say."""
+        requests = (self._http.optional("GET", "/is_paused") for _ in range(ASKED))
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        return {answer.get("is_paused") is True for answer in answers if isinstance(answer, dict)}
+
     async def _check_all_paused(self) -> None:
         """Raises `EngineRefused` if another server than the paused one answers, and resumes that one: a load balancer
         would give the weights to one server and their version to another."""
-        asked = (self._http.optional("GET", "/is_paused") for _ in range(ASKED))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        if {"is_paused": False} not in answers:
+        if False not in await self._paused():
             return
-        await asyncio.gather(*(self.resume() for _ in range(ASKED)))
+        for _ in range(RESUMED):  # each time another server may answer
+            await asyncio.gather(*(self.resume() for _ in range(ASKED)))
+            if True not in await self._paused():
+                break
         raise EngineRefused(
             f"engine {self.name}: weights can't be pushed through a load balancer: not all servers behind it were "
             "paused; list them in the engine's `url`, separated by commas",

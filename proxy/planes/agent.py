@@ -210,9 +210,9 @@ def _for_agents(error: RolltapError) -> RolltapError:
     engine past the proxy samples off the record. The log and the record have the whole text."""
     if error.status < 500:
         return error
-    told = copy.copy(error)
-    told.message = without_addresses(error.message)
-    return told
+    public = copy.copy(error)
+    public.message = without_addresses(error.message)
+    return public
 
 
 def single_slashes(path: str) -> str:

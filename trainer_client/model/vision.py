@@ -49,13 +49,13 @@ def inputs_with_images(model: Any, processor: Any, batch: Batch) -> dict[str, An
     if has_places(model.config):
         pixels, grids = zip(*(_pixels(processor, image.file, image.grid) for image in batch.images), strict=True)
         features = model.model.get_image_features(torch.cat(pixels).to(device), torch.cat(grids).to(device))
-        seen = features.pooler_output
+        embedded = features.pooler_output
     else:
         tiles = torch.cat([_tiles(processor, image.file, image.grid) for image in batch.images])
         features = model.model.get_image_features(tiles.to(device))
-        seen = list(features.pooler_output)
+        embedded = list(features.pooler_output)
     places_V = torch.cat([torch.arange(image.start, image.start + image.tokens) for image in batch.images]).to(device)
-    seen_VE = torch.cat(seen).to(embeddings_1NE.dtype)
+    seen_VE = torch.cat(embedded).to(embeddings_1NE.dtype)
     inputs: dict[str, Any] = {"inputs_embeds": embeddings_1NE.index_copy(1, places_V, seen_VE.unsqueeze(0))}
     deeper = getattr(features, "deepstack_features", None)
     if deeper is not None:
@@ -67,21 +67,21 @@ def inputs_with_images(model: Any, processor: Any, batch: Batch) -> dict[str, An
 
 def _pixels(processor: Any, file: bytes, grid: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """The patches of an image's file and their grid [1, 3], which must be the recorded one."""
-    made = processor(images=[pixels_of(file)], return_tensors="pt")
-    _check(made["image_grid_thw"][0].tolist(), grid, "patches")
-    return made["pixel_values"], made["image_grid_thw"]
+    inputs = processor(images=[pixels_of(file)], return_tensors="pt")
+    _check(inputs["image_grid_thw"][0].tolist(), grid, "patches")
+    return inputs["pixel_values"], inputs["image_grid_thw"]
 
 
 def _tiles(processor: Any, file: bytes, grid: tuple[int, int, int]) -> Tensor:
     """The tiles of an image's file, which must be as many as on record."""
-    made = processor(images=[pixels_of(file)], crop_to_patches=True, return_tensors="pt")
-    _check([len(made["pixel_values"]), *grid[1:]], grid, "tiles")
-    return made["pixel_values"]
+    inputs = processor(images=[pixels_of(file)], crop_to_patches=True, return_tensors="pt")
+    _check([len(inputs["pixel_values"]), *grid[1:]], grid, "tiles")
+    return inputs["pixel_values"]
 
 
-def _check(made: list[int], grid: tuple[int, int, int], what: str) -> None:
-    if tuple(made) != tuple(grid):
+def _check(own: list[int], grid: tuple[int, int, int], what: str) -> None:
+    if tuple(own) != tuple(grid):
         raise AlignmentError(
-            f"the model's image processor makes {made} {what} of an image, and {list(grid)} are on record: trainer and "
+            f"the model's image processor makes {own} {what} of an image, and {list(grid)} are on record: trainer and "
             "policy need the same preprocessor_config.json"
         )
