@@ -27,6 +27,7 @@ from rolltap.harnesses.agents.hermes import Hermes
 from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgent, MiniSweAgentInProcess
 from rolltap.harnesses.agents.mistral_vibe import MistralVibe
 from rolltap.harnesses.agents.openai_agents import OpenAIAgents
+from rolltap.harnesses.agents.openclaw import OpenClaw
 from rolltap.harnesses.agents.opencode import OpenCode
 from rolltap.harnesses.agents.openhands import OpenHands
 from rolltap.harnesses.agents.pi import Pi
@@ -42,6 +43,7 @@ HARNESSES: Mapping[str, Harness] = {
     "qwen-code": QwenCode(),
     "gemini-cli": GeminiCli(),
     "opencode": OpenCode(),
+    "openclaw": OpenClaw(),
     "copilot-cli": CopilotCli(),
     "cline": Cline(),
     "mini-swe-agent": MiniSweAgent(),

@@ -30,6 +30,7 @@ DIALECTS = [
     for name, dialects in {
         "pi": ("openai_chat", "openai_responses", "anthropic", "gemini"),
         "opencode": ("openai_chat", "openai_responses", "anthropic", "gemini"),
+        "openclaw": ("openai_chat", "openai_responses", "anthropic", "gemini"),
         "qwen-code": ("openai_chat", "openai_responses", "anthropic"),
         "copilot-cli": ("openai_chat", "openai_responses", "anthropic"),
         "openai-agents": ("openai_chat", "openai_responses"),

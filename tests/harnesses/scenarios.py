@@ -63,6 +63,7 @@ TOOLS: Mapping[str, Tools] = {
         compacts_at=28_000,
         asks_summary="context summarization agent",
     ),
+    "openclaw": Tools("exec"),
     "copilot-cli": Tools(
         "bash", more={"description": "run it"}, asks_summary="detailed summary of the conversation so far"
     ),

@@ -21,7 +21,7 @@ from .scenarios import SCENARIOS, TOOLS, Scenario
 
 TIMEOUT_S = 120.0
 
-ONE_SHOT = ("mini-swe-agent", "openai-agents")
+ONE_SHOT = ("openclaw", "mini-swe-agent", "openai-agents")
 
 NOT_STREAMED = ("mini-swe-agent", "openai-agents")
 """An engine that fails in the middle of their reply is asked again: nothing of it had reached them."""
@@ -36,6 +36,7 @@ RUNS = [
     ("qwen-code", "openai_chat"),
     ("gemini-cli", "gemini"),
     ("opencode", "openai_chat"),
+    ("openclaw", "openai_chat"),
     ("copilot-cli", "openai_chat"),
     ("mini-swe-agent", "openai_chat"),
     ("openai-agents", "openai_responses"),
