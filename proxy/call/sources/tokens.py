@@ -131,8 +131,10 @@ class TokenSource:
         """The grammar that the choice of tools sets; None without one, or where the engine or the family has none."""
         choice = request.tool_choice
         must_call = choice.mode in ("named", "required")
+        if not self._waits or not (must_call or (choice.mode == "auto" and choice.names)):
+            return None
         allowed = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
-        if not self._waits or not (must_call or (choice.mode == "auto" and len(allowed) < len(request.tools))):
+        if not must_call and len(allowed) == len(request.tools):
             return None
         return self.continuation.call_grammars.find(allowed, _calls_made(request), must_call=must_call)
 
@@ -190,7 +192,7 @@ class TokenSource:
         may_refuse = self.settings.tool_media == "refuse" and TOOL_MEDIA in marks_of(request)
         if may_refuse and TOOL_MEDIA in await asyncio.to_thread(self._marks, request):
             raise refused(request, "messages", REFUSED_MEDIA)
-        shows = shows_images(request.messages)
+        decodes = self.continuation.images.reader is not None and shows_images(request.messages)
         if weight(request) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, request)
         steps = self.continuation.steps(
@@ -206,7 +208,7 @@ class TokenSource:
         try:
             while True:
                 size, work = steps.send(result)
-                result = work() if size <= ENCODED_INLINE and not shows else await asyncio.to_thread(work)
+                result = work() if size <= ENCODED_INLINE and not decodes else await asyncio.to_thread(work)
         except StopIteration as end:
             plan: PromptPlan = end.value
             is_begun = plan.parent is not None and plan.parent is forest.begun
