@@ -266,13 +266,17 @@ class ProcessRegistry:
             absent = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
             dead = {row.id: row.complete_to for row in absent if row.id not in live}
             count = sum(_abort(connection, process, complete_to, at) for process, complete_to in dead.items())
-            connection.execute(sa.update(processes).where(processes.c.id.in_(dead)).values(complete_to=VANISHED))
-            age = sa.literal_column(self.clock) - processes.c.seen_at
-            connection.execute(sa.delete(processes).where(processes.c.complete_to == VANISHED, age > VANISHED_S))
+            self._part_with(connection, dead)
             return count
 
         with acting_for(EVERY_TENANT):
             return await self._database.transact(sweep)
+
+    def _part_with(self, connection: sa.Connection, dead: Collection[str]) -> None:
+        """Changes the rows of dead processes, whose open calls are completed."""
+        connection.execute(sa.update(processes).where(processes.c.id.in_(dead)).values(complete_to=VANISHED))
+        age = sa.literal_column(self.clock) - processes.c.seen_at
+        connection.execute(sa.delete(processes).where(processes.c.complete_to == VANISHED, age > VANISHED_S))
 
 
 async def _nothing() -> None: ...
