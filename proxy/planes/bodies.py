@@ -126,16 +126,12 @@ def _read(raw: bytes, kind: Any, name: str = "") -> Any:
     try:
         value = parse_json(raw)
         if b"\\u0000" in raw:
-            _check_text(value, name)
+            for field, part in value.items() if isinstance(value, dict) and not name else [(name, value)]:
+                if NUL.search(json.dumps({field: part})) is not None:
+                    raise InvalidRequest(f"{field}: text with a NUL character", param=field)
         return convert(value, kind, strict=False)
     except ValueError as error:
         raise _refusal(error, kind, name, value) from None
-
-
-def _check_text(value: Any, name: str) -> None:
-    for field, part in value.items() if isinstance(value, dict) and not name else [(name, value)]:
-        if NUL.search(json.dumps({field: part})) is not None:
-            raise InvalidRequest(f"{field}: text with a NUL character", param=field)
 
 
 def _refusal(error: Exception, kind: Any, name: str, value: Any = None) -> InvalidRequest:

@@ -67,7 +67,9 @@ class PolicyNetwork(nn.Module):
         self.routers_move = routers_move
         self.entropy_moves = entropy_moves
         self._text = model.config.get_text_config()
-        self.heads = nn.ModuleDict({name: _zeros(self._text.hidden_size) for name in heads or {}})
+        self.heads = nn.ModuleDict({name: nn.Linear(self._text.hidden_size, 1) for name in heads or {}})
+        for parameter in self.heads.parameters():
+            nn.init.zeros_(parameter)
         self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
         self._logits = LogitsHead(model)
 
@@ -81,19 +83,17 @@ class PolicyNetwork(nn.Module):
 
     def _hidden(self, batch: Batch, *, replay: bool) -> Tensor:
         """The hidden states [U, E] that predict the trained tokens."""
+        positions, in_images = batch.position_ids_N, batch.image_positions_3N
+        if in_images is not None and has_places(self.model.config):  # the family counts places in images (M-RoPE)
+            positions = in_images
         with self.mixture.replaying(batch.experts_NX if replay else None):
             hidden_NE = self.model.get_decoder()(
                 **self._inputs(batch),
-                position_ids=self._positions(batch).unsqueeze(-2),
+                position_ids=positions.unsqueeze(-2),
                 use_cache=False,
                 layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
             ).last_hidden_state[0]
         return hidden_NE[batch.sources_U]
-
-    def _positions(self, batch: Batch) -> Tensor:
-        """[N], or [3, N] where the family counts places in images (M-RoPE)."""
-        in_images = batch.image_positions_3N
-        return batch.position_ids_N if in_images is None or not has_places(self.model.config) else in_images
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         if not batch.images:
@@ -235,10 +235,3 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
 
 def _no_model(folder: Path, reason: object) -> CheckpointMismatch:
     return CheckpointMismatch(f"{folder} is not a folder of a causal language model: {str(reason).splitlines()[0]}")
-
-
-def _zeros(width: int) -> nn.Linear:
-    head = nn.Linear(width, 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head

@@ -185,7 +185,11 @@ def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline
     It is that of the first call that offers tools (a title's call offers none), else of the first call. Sessions
     without one are left out.
     """
-    chosen = {call.id: session_id for session_id, some in calls.items() if (call := _opening_call(some)) is not None}
+    chosen: dict[str, str] = {}
+    for session_id, some in calls.items():
+        roots = [call for call in some if call.parent_id is None]
+        with_tools = [call for call in roots if call.tools]
+        chosen |= {call.id: session_id for call in (with_tools or roots)[:1]}
     columns = call_intents.c
     query = sa.select(columns.id, columns.request, columns.part_hashes)
     found: dict[str, str] = {}
@@ -203,11 +207,6 @@ def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline
             if text := opening_of(whole):
                 found[chosen[call_id]] = text
     return found
-
-
-def _opening_call(calls: Sequence[CallOutline]) -> CallOutline | None:
-    roots = [call for call in calls if call.parent_id is None]
-    return next((call for call in roots if call.tools), roots[0] if roots else None)
 
 
 def opening_of(items: Iterable[bytes]) -> str:

@@ -290,7 +290,12 @@ def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name)
     ]
     for table in tables:
-        statements += _session_column() if table.name == "sessions" else []
+        if table.name == "sessions":
+            tenant = f"coalesce(substring(tags from '{TENANT_IN_TAGS}'), '{DEFAULT_TENANT}')"
+            statements += [
+                f"ALTER TABLE sessions ADD COLUMN tenant text NOT NULL GENERATED ALWAYS AS ({tenant}) STORED",
+                "CREATE INDEX sessions_by_tenant ON sessions (tenant, id)",
+            ]
         statements += _guards(table.name) if table.name not in NO_TENANT else []
     for statement in statements:
         connection.exec_driver_sql(statement)
@@ -299,14 +304,6 @@ def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
 TENANT_IN_TAGS = '[{{,] ?"{}": ?"([^"]*)"'.format(TENANT_TAG.replace(".", "[.]"))
 """How Postgres finds a session's tenant in the text of its tags. A regular expression, as a cast to json fails on NUL
 in any tag. JSON escapes every quote inside a string."""
-
-
-def _session_column() -> list[str]:
-    tenant = f"coalesce(substring(tags from '{TENANT_IN_TAGS}'), '{DEFAULT_TENANT}')"
-    return [
-        f"ALTER TABLE sessions ADD COLUMN tenant text NOT NULL GENERATED ALWAYS AS ({tenant}) STORED",
-        "CREATE INDEX sessions_by_tenant ON sessions (tenant, id)",
-    ]
 
 
 def _with_tenant(table: sa.Table) -> list[str]:

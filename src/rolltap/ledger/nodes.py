@@ -21,7 +21,7 @@ from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.task_queue import TaskQueue, has_queued, open_queued, opens_any
-from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
 
 
@@ -36,7 +36,7 @@ class Nodes:
         submission, ticket = request.submission, self._uow.changed.ticket()
         assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, settings, by))
         while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
-            await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
+            await ticket.wait_at_most(min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
             # Work that a curriculum holds back is not worth a write transaction.
             if await self._uow.query(lambda tx: _has_free(tx, submission) or opens_any(tx, submission, silence)):

@@ -426,29 +426,6 @@ def admit(tx: Tx, name: str, trainer: str, incarnation: int) -> VersionHistory:
     return history_of(tx, policy)
 
 
-def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
-    """The condition for groups without a trained token that is staler or of an abandoned version.
-
-    Only a group's oldest and newest version are known. So a group counts as sampled from every version between them.
-    """
-    floor = history.oldest(max_staleness)
-    own = [
-        sa.or_(groups.c.oldest_version > last, groups.c.newest_version < first)
-        for first, last in history.abandoned
-        if last >= floor
-    ]
-    return sa.and_(groups.c.oldest_version >= floor, *own)
-
-
-def partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
-    """The condition for groups that may have a fresh trained token."""
-    floor = history.oldest(max_staleness)
-    abandoned_only = [
-        sa.and_(groups.c.oldest_version >= first, groups.c.newest_version <= last) for first, last in history.abandoned
-    ]
-    return sa.and_(groups.c.newest_version >= floor, *map(sa.not_, abandoned_only))
-
-
 def lock_trainer(tx: Tx, name: str) -> Any:
     """The trainer's row, created if it is new, and locked until the transaction ends."""
     tx.insert_new(trainers, {"name": name, "step": None, "incarnation": 0})

@@ -6,13 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from rolltap.calllog import processes
 from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
+from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import GONE_S, PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.writing import FactWriter
@@ -238,3 +241,16 @@ async def test_open_calls_of_a_vanished_process_that_come_later_are_aborted(post
                 await asyncio.sleep(0.02)
         assert row.completion.outcome is Outcome.ABORTED
         assert await until_vanished(a, 0) == ["b"]
+
+
+async def test_a_dead_process_leaves_no_row_on_sqlite(tmp_path: Path):
+    log = open_call_log(f"sqlite:///{tmp_path}/log.db")
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    await log.append_intent(an_intent(session, process="dead"))
+    rows = sa.select(processes.processes.c.id)
+    assert "dead" in {row.id for row in await log.database.select(rows)}
+    assert await log.abort_orphans([], at=1.0) == 1
+    assert await log.database.select(rows) == []
+    await log.close()

@@ -19,11 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.calllog import archive, archive_block
-from rolltap.calllog.archive import MAGIC, ArchiveWriter, export_sessions, import_sessions, read_archive
+from rolltap.calllog.archive import (
+    MAGIC,
+    ArchiveWriter,
+    count_values,
+    export_sessions,
+    import_sessions,
+    read_archive,
+)
 from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, part_hash, session_row
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts, same_fact
-from rolltap.calllog.msgpack_size import count_values
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import (
