@@ -229,6 +229,17 @@ UNDECIDED = (
     ),
     *("passes() {{ {0} pytest; }}\npasses && echo 1 > r", "x=$({0} ./score); echo $x > reward.txt", "{0} a; exit $?"),
 )
+PASSED = (
+    *("; test $? = 0", "; [ $? -eq 0 ]", "\n[[ $? -eq 0 ]]", "; [[ $? == 0 ]]", "; rc=$?; [ $rc -eq 0 ]", "\n! [ $? -ne 0 ]"),
+    *('; rc=$?\ntail -n 5 log\n[ "$rc" = "0" ] && echo 1 > r', "\nif [ $? -eq 0 ]; then echo 1; else echo 0; fi > r"),
+    *('| tee log; test "${{PIPESTATUS[0]}}" = 0', "| tail -20", "2>&1 | head -c 9 | sort | tr a b", '|| ok=0; [ "$ok" = 1 ]'),
+    *('| cat; rc=${{PIPESTATUS[0]}}; code=$rc; [[ $rc -lt 1 ]]', "> log; ls -la; seq 3; date; basename /a/b; exit 0"),
+    *('; ok() {{ [ "$1" -eq 0 ]; }}; ok $?', '\nrc=$?; f() {{ test "${{1}}" = 0 -a "$2" = x; }}\nif f "$rc" x; then exit 0; fi'),
+    *("&& passed=yes; [[ -n $passed ]]", "; [ $? = 0 ] || exit 1; [ 1 ]", "&& n=1 || n=0\nfor i in 1 2; do [ $i = $n ]; done"),
+    "; expr $? = 0",
+)  # fmt: skip
+"""What may follow a program whose exit code it looks at."""
+UNDECIDED += tuple(f"{{0}} ./check {passed}" for passed in PASSED)
 """In each, the code under evaluation has the last word."""
 
 
@@ -243,6 +254,11 @@ def test_a_judge_with_nothing_that_decides_is_known(form: str) -> None:
             "[ -s out ]",
             "python3 /tests/check.py",
             'test "$x" = 42',
+            "wc -l < out",
+            "[[ -f out && $? -eq 0 ]]",
+            "sort -c out",
+            'is() { [ "$1" = 42 ]; }; is "$(cat out)"',
+            'read y < out; [ "$y" = 0 ]',
         ):
             assert judged("\n".join(random.sample([form.format(helper), text], 2))).decides, text
 
