@@ -70,7 +70,10 @@ STARTS_MORE = re.compile(
     r"exec|eval|import_module|__import__|runpy|subprocess|system|popen|spawn|sys\.path|require|`|import\s*[('\"]"
     r"|from\s*['\"]|Kernel\.load|(?<![.\w])(load|do|dofile|loadfile|source|include)\s*[('\"]"
     r"|pickle|marshal|dill|joblib|shelve|torch\.load|yaml\.(\w+_)?(?<!safe_)load|ctypes|dlopen|(?<!re\.)\bcompile\("
-    r"|zipimport|pkgutil|addsitedir|discover|doctest|logging\.config|unserialize|\bFunction\s*\(|\bvm\.|\bWorker\b|loadstring",
+    r"|zipimport|pkgutil|addsitedir|discover|doctest|logging\.config|unserialize|\bFunction\s*\(|\bvm\.|\bWorker\b|loadstring"
+    r"|sympy|jinja|numexpr|get_type_hints|load_extension|load_model|from_pretrained|saved_model|jit\.load|read_hdf|readRDS"
+    r"|\b(timeit|cProfile|profile|pdb|bdb|trace|code)\.\w+\(|\bqx\b|%x\W"
+    r"|(open|IO\.\w+)\b[^;\n]{0,200}(['\"] {0,9}\| {0,9}[\w./]|[\w./] {0,9}\| {0,9}['\"])",
     re.I,
 )
 """In a judge's inline program: it could run other files."""

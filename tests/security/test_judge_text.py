@@ -70,6 +70,12 @@ LOADERS = (
     *("find -files0-from a", "grep -r --exclude-from=a x /tests", "grep -cif a /tests/x"),
     *("diff -X a -r out /tests/x", "diff -rqX a out /tests/x", "diff -r --exclude-from=a out /tests", "sha256sum -c a", "cat a > /tmp/a; md5sum --check /tmp/a"),
     *("sha1sum -wc < a", "md5sum --quiet -c a", "sha256sum --check --status a"),
+    *("python3 -c 'import sympy; assert sympy.simplify(open(\"a.txt\").read()) == 1'", "python3 -c 'from sympy import S; S(input())'"),
+    *("python3 -c 'from jinja2 import Template; Template(open(\"a\").read()).render()'", "python3 -c 'import numexpr; numexpr.evaluate(x)'"),
+    *("python3 -c 'import keras; keras.models.load_model(\"out\")'", "python3 -c 'import torch; torch.jit.load(\"a.pt\")'"),
+    *("python3 -c 'import timeit; timeit.timeit(open(\"a\").read())'", "python3 -c 'import pandas; pandas.read_hdf(\"a.h5\")'"),
+    *("perl -e 'print qx(./new)'", "perl -e 'open(F, \"./new |\"); print <F>'", "ruby -e 'puts %x(./new)'", "ruby -e 'IO.read(\"|./new\")'"),
+    *("python3 -c 'import typing, calc as c; typing.get_type_hints(c)'", "Rscript -e 'readRDS(\"a\")'", "python3 -c 'import pdb; pdb.run(x)'"),
     *("node -e 'process.dlopen(m, \"./x.node\")'", "node -e 'new Function(fs.readFileSync(\"x\"))()'", "node -e 'vm.runInThisContext(x)'"),
 )  # fmt: skip
 """Each makes a tool, or a program of the judge's own, load or run what the agent wrote."""
@@ -138,6 +144,7 @@ KNOWN = (
     "out=$(${ROLLTAP_SANDBOXED} cat x); [[ $out == 3 ]]",
     "diff <(sort a) <(sort b)",
     'w=word; for f in a.txt b.txt; do grep -q "$w" "$f" && cmp $f "/tests/$f" && diff -q "${f}" y || exit 1; done',
+    'python3 -c \'import json; x = open(y).read().split("|")[0]; print(x, "code", "a | b")\'',
     "python3 -c 'import re, json, yaml; print(re.compile(x), json.load(y), yaml.safe_load(z))'; python3 -u -Wignore /tests/x",
     "passes() { grep -q 'x$' a.txt; }\npasses && echo 1",
     "while read line; do echo $line; done < /tests/x",
