@@ -174,7 +174,9 @@ CONTROLS = (
         "what an agent wrote is parsed by a process with limits and without keys, never in the runner",
         ("unit/untrusted/test_readers.py::test_what_a_file_does_to_its_reader_is_an_error_for_the_runner",
          "security/test_left_files.py::test_a_log_that_grows_when_it_is_decoded_has_a_problem",
-         "security/test_patterns.py::test_every_pattern_is_linear"),
+         "security/test_patterns.py::test_every_pattern_is_linear",
+         "unit/calllog/test_prompts.py::test_prompts_that_branch_have_a_largest_size",
+         "unit/reading/test_unreadable.py::test_a_session_that_is_too_large_ends_with_a_finding"),
     ),
     Control(
         "pages run our scripts only, and links to them work once",
@@ -393,8 +395,10 @@ CONTROLS = (
         ("unit/calllog/test_transfer.py::test_an_archive_brings_nothing_that_the_api_would_refuse",),
     ),
     Control(
-        "a call that can't be read keeps no list and no page from the others",
+        "a row that can't be read, or a number that no column holds, keeps no list and no page from the others",
         ("unit/calllog/test_transfer.py::test_a_list_shows_the_other_calls_when_one_can_not_be_read",
+         "unit/reading/test_unreadable.py::test_a_row_that_can_not_be_read_keeps_no_list_from_the_others",
+         "unit/reading/test_unreadable.py::test_a_number_that_no_call_has_is_capped_or_unknown",
          "unit/reading/test_unreadable.py::test_a_reply_that_can_not_be_read_is_text",
          "unit/reading/test_unreadable.py::test_a_request_that_can_not_be_read_has_no_messages"),
     ),

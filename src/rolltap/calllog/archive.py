@@ -288,8 +288,8 @@ class ArchiveWriter:
 
     def __enter__(self) -> ArchiveWriter:
         with _file_errors(self._partial):
-            self._file = self._partial.open("wb")
-            self._partial.chmod(0o600)
+            self._partial.unlink(missing_ok=True)  # a link there may lead to another file
+            self._file = os.fdopen(os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
             self._file.write(MAGIC)
         compressor = zstandard.ZstdCompressor(level=LEVEL)
         self._stream = compressor.stream_writer(self._file, closefd=False)
