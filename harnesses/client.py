@@ -142,7 +142,12 @@ class AdminClient(AsyncHttpClient):
         return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
     async def open_replay(
-        self, session_id: str, *, ttl: float, calls: int | None = None, roles: Mapping[str, str] | None = None
+        self,
+        session_id: str,
+        *,
+        ttl: float | None = None,
+        calls: int | None = None,
+        roles: Mapping[str, str] | None = None,
     ) -> OpenedSession:
         """Opens a session whose first `calls` calls, or all, the recorded session answers (`OpenSession.replay`).
 

@@ -160,6 +160,7 @@ def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:
         grammars=all(facts.grammars for facts in answers),
         states_weights=all(facts.states_weights for facts in answers),
         images=all(facts.images for facts in answers),
+        budgets=all(facts.budgets for facts in answers),
     )
 
 

@@ -59,7 +59,7 @@ class Control:
             "/abort_requests": self.abort_requests,
             "/inference/v1/abort_requests": self.abort_requests,
         }
-        if wire == "vllm-completions":
+        if wire.startswith("vllm-completions"):
             posts |= {"/inference/v1/generate": self.closed, "/inference/v1/abort_requests": self.closed}
         gets: dict[str, Endpoint] = {
             "/weight_info": self.weight_info,
