@@ -21,7 +21,11 @@ from rolltap.tenants import NOBODY, acting_for
 AdmitKey = Callable[[str], Awaitable[None]]
 """Raises `Unauthenticated` or `Forbidden` for a key that no route of the plane takes."""
 
-SEND_LESS = "; send fewer at a time: of a submission's tasks, parts with `first` and `total`, as rolltap's clients do"
+SEND_LESS = (
+    "; send less at a time: a submission's tasks in parts (`first`, `total`), as rolltap's clients do, and a task's "
+    "files in a `folder` or a `repository`"
+)
+"""What to do about a body that is too large."""
 
 
 class Gate:

@@ -149,8 +149,9 @@ async def _read_numbers(raw: bytes, field: _Field, name: str, most: int) -> Any:
     numbers: list[Any] = []
     async for piece in paused(_cut(raw[1:-1])):
         numbers += _read(b"[%b]" % piece, list[field.number], name, most, len(numbers))
+    whole: Any = Annotated[(list[Any], *field.limits)]
     try:
-        return convert(numbers, Annotated[(list[Any], *field.limits)])
+        return convert(numbers, whole)
     except ValueError as error:
         raise _refusal(error, field.kind, name) from None
 

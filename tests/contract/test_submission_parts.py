@@ -65,7 +65,8 @@ class Model:
 
     def submit(self, client: Client, spec: SubmissionSpec) -> bool:
         """Whether it is taken."""
-        known = self.whole.get(client.id) or self.arriving.get(client.id) or [None] * spec.of
+        nothing: list[Task | None] = [None] * spec.of
+        known = self.whole.get(client.id) or self.arriving.get(client.id) or nothing
         part = slice(spec.first, spec.first + len(spec.tasks))
         if len(known) != spec.of or any(
             task not in (None, own) for task, own in zip(known[part], spec.tasks, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from rolltap.contract.admin import SubmitTasks
 from rolltap.contract.planes import AdminPlane
+from rolltap.contract.request import Request
 from rolltap.engine.scripted import say
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.harnesses.client import AdminClient
@@ -34,8 +35,10 @@ class UnluckyClient(AdminClient):
         super().__init__(*given)
         self.fate = fate
 
-    async def _once(self, *given: Any) -> bytes:
-        reply = await super()._once(*given)
+    async def _once(
+        self, session: aiohttp.ClientSession, request: Request[Any], tries: Iterator[dict[str, str]]
+    ) -> bytes:
+        reply = await super()._once(session, request, tries)
         match self.fate.randrange(6):
             case 0:
                 raise aiohttp.ServerDisconnectedError

@@ -145,7 +145,7 @@ class SubmitTasks(RequestBody, frozen=True):
         if self.id is None and (self.first or self.total is not None):
             raise InvalidRequest("a part of a submission has the submission's id", param="id")
 
-    def parts(self) -> list[SubmitTasks]:
+    def parts(self) -> Sequence[SubmitTasks]:
         """The bodies that together are this one, which has an id, in order: itself, if it is small enough.
 
         `InvalidRequest` for a task that is too large by itself.
