@@ -37,13 +37,13 @@ from rolltap.errors import ConfigError
 from rolltap.ledger.rewards import FIELDS, chained_hash, rewards_digest
 from rolltap.ledger.schema import (
     OWNER,
-    arriving,
     attempts,
     evaluations,
     events,
     groups,
     lease_groups,
     leases,
+    partial_submissions,
     pruned_groups,
     rewards,
     rollout_policies,
@@ -158,7 +158,9 @@ async def prune_ledger(
         removed += LedgerPruned(leases=count)
     while count := await database.transact(lambda connection: _remove_submitted(connection, before)):
         removed += LedgerPruned(tasks=count)
-    await database.transact(lambda connection: connection.execute(sa.delete(arriving).where(arriving.c.at < before)))
+    await database.transact(
+        lambda connection: connection.execute(sa.delete(partial_submissions).where(partial_submissions.c.at < before))
+    )
     return removed
 
 

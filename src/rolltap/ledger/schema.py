@@ -126,8 +126,8 @@ Index(
     postgresql_where=_still_queued,
 )
 
-arriving = Table(
-    "arriving",  # submissions of which parts are still to come
+partial_submissions = Table(
+    "partial_submissions",  # submissions of which parts are still to come
     metadata,
     Column("id", String, primary_key=True),
     Column("digest", String, nullable=False),  # of all but the tasks

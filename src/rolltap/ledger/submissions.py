@@ -4,8 +4,8 @@ A submission is a list of tasks that share a policy, a group size and a rule. Ea
 asks for work and the policy's trainers have room for another group. Then its group is opened
 (`rolltap.ledger.task_queue`). A group that replaces a zero-variance one belongs to the same submission.
 
-A large submission comes in parts. Until the last one has come, its tasks are in `arriving`, where nothing looks for
-work; then it is queued, as if it had come whole at that time.
+A large submission comes in parts. Until the last one has come, it is a row of `partial_submissions`, where nothing
+looks for work; then it is queued, as if it had come whole at that time.
 
 Work waits for a node, for trainers to consume groups, or for their curriculum. A node is alive if it has claims, or has
 asked for work within `NODE_MEMORY` seconds.
@@ -28,7 +28,7 @@ from rolltap.ledger.completion import drop_all, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_task, parent_of
 from rolltap.ledger.policies import demands_of, first_behind, lock_policies, room
 from rolltap.ledger.rows import load_groups, rule_json
-from rolltap.ledger.schema import arriving, groups, nodes, rollouts, submissions, submitted, tasks
+from rolltap.ledger.schema import groups, nodes, partial_submissions, rollouts, submissions, submitted, tasks
 from rolltap.ledger.task_queue import opens_any
 from rolltap.ledger.unit_of_work import BULK_WITHIN_S, LedgerSettings, Tx, UnitOfWork
 from rolltap.types import Group, GroupStatus, RolloutStatus, Task
@@ -99,9 +99,9 @@ class Submissions:
             own = [insert_task(tx, task) for task in spec.tasks]
             known = tx.first(sa.select(submissions).where(submissions.c.id == id))
             if known is None:
-                digests = _arrived(tx, id, spec, own)
+                digests = _with_part(tx, id, spec, own)
                 if None in digests:
-                    return _arriving(tx, id, spec, sum(digest is not None for digest in digests))
+                    return _partial(tx, id, spec, sum(digest is not None for digest in digests))
                 _insert(tx, id, spec, digests)
                 return _load(tx, id, self._uow.settings)
             ordered = sa.select(submitted.c.task_digest).where(submitted.c.submission_id == id)
@@ -158,11 +158,13 @@ class Submissions:
         return await self._uow.transact(work, within_s=BULK_WITHIN_S)
 
 
-def _arrived(tx: Tx, id: str, spec: SubmissionSpec, own: Sequence[str]) -> list[str | None]:
-    """The digests of the tasks of a submission that have come, with its part `spec`; None for those to come."""
+def _with_part(tx: Tx, id: str, spec: SubmissionSpec, own: Sequence[str]) -> list[str | None]:
+    """The digests of the submission's tasks that have come, its part `spec` included; None for those to come."""
     nothing = [None] * spec.of
-    tx.insert_new(arriving, {"id": id, "digest": spec.digest(nothing), "task_digests": nothing, "at": tx.now})
-    row = tx.first(sa.select(arriving).where(arriving.c.id == id).with_for_update())
+    tx.insert_new(
+        partial_submissions, {"id": id, "digest": spec.digest(nothing), "task_digests": nothing, "at": tx.now}
+    )
+    row = tx.first(sa.select(partial_submissions).where(partial_submissions.c.id == id).with_for_update())
     assert row is not None
     part = slice(spec.first, spec.first + len(own))
     digests: list[str | None] = list(row.task_digests)
@@ -171,11 +173,11 @@ def _arrived(tx: Tx, id: str, spec: SubmissionSpec, own: Sequence[str]) -> list[
     ):
         raise _is_another(id)
     digests[part] = own
-    mine = arriving.c.id == id
+    mine = partial_submissions.c.id == id
     if None in digests:
-        tx.run(sa.update(arriving).where(mine).values(task_digests=digests, at=tx.now))
+        tx.run(sa.update(partial_submissions).where(mine).values(task_digests=digests, at=tx.now))
     else:
-        tx.run(sa.delete(arriving).where(mine))
+        tx.run(sa.delete(partial_submissions).where(mine))
     return digests
 
 
@@ -183,7 +185,7 @@ def _is_another(id: str) -> LedgerError:
     return LedgerError(f"submission {id} is on record with other tasks or settings; use a new id", param="id")
 
 
-def _arriving(tx: Tx, id: str, spec: SubmissionSpec, count: int) -> Submission:
+def _partial(tx: Tx, id: str, spec: SubmissionSpec, count: int) -> Submission:
     return Submission(
         id=id,
         policy=spec.policy,
@@ -268,11 +270,13 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
 
 
 def _unknown(tx: Tx, id: str) -> NotFound:
-    if (digests := tx.scalar(sa.select(arriving.c.task_digests).where(arriving.c.id == id))) is None:
+    if (
+        digests := tx.scalar(sa.select(partial_submissions.c.task_digests).where(partial_submissions.c.id == id))
+    ) is None:
         return NotFound(f"no submission {id!r}", param="id")
-    come = sum(digest is not None for digest in digests)
+    count = sum(digest is not None for digest in digests)
     return NotFound(
-        f"submission {id!r} is not queued: {come:,} of its {len(digests):,} tasks have come; to submit it again under "
+        f"submission {id!r} is not queued: {count:,} of its {len(digests):,} tasks have come; to submit it again under "
         "its id goes on",
         param="id",
     )
