@@ -270,9 +270,8 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
 
 
 def _unknown(tx: Tx, id: str) -> NotFound:
-    if (
-        digests := tx.scalar(sa.select(partial_submissions.c.task_digests).where(partial_submissions.c.id == id))
-    ) is None:
+    digests = tx.scalar(sa.select(partial_submissions.c.task_digests).where(partial_submissions.c.id == id))
+    if digests is None:
         return NotFound(f"no submission {id!r}", param="id")
     count = sum(digest is not None for digest in digests)
     return NotFound(
