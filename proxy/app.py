@@ -40,7 +40,7 @@ from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.diagnosis import warn_of_few_descriptors
 from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.front.access import CountTampering, TamperingCounter, plane_key_check
+from rolltap.proxy.front.access import CountTampering, TamperingCounter, most_bytes_of, plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
 from rolltap.proxy.metrics.calls import Metrics
@@ -339,6 +339,6 @@ def _gates(
 
     def gated(plane: str, app: FastAPI) -> Gate:
         check_key = plane_key_check(plane, keyring, audit, note)
-        return Gate(app, check_key, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
+        return Gate(app, check_key, most_bytes_of(plane), limits.receipt_s, metrics.counted(plane))
 
     return gated
