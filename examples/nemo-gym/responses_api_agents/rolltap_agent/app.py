@@ -11,7 +11,7 @@ from fastapi import HTTPException
 from nemo_gym.base_resources_server import AggregateMetrics, AggregateMetricsRequest, BaseRunRequest
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from pydantic import ConfigDict
+from pydantic import ConfigDict, PositiveInt
 
 from rolltap.errors import RolltapError
 from rolltap.http_client import AsyncHttpClient
@@ -21,7 +21,7 @@ from rolltap.trainer_client.adapters.nemo_gym_agent import FAILURE, GymAgent
 class RolltapAgentConfig(BaseResponsesAPIAgentConfig):
     url: str
     policy: str
-    tries: int = 1
+    tries: PositiveInt = 1
 
 
 class RolltapRunRequest(BaseRunRequest):
