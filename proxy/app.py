@@ -45,6 +45,7 @@ from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.durations import watch_loop
+from rolltap.proxy.metrics.scrape_state import StateCollector
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
 from rolltap.proxy.planes.agent import AgentPlane
@@ -123,9 +124,13 @@ class Rolltap:
             app.services.check_task = check_task
             await stack.enter_async_context(app.ledger.sweeping())
             if counts is not None:
-                metrics = app.services.recorder.metrics
+                metrics, state = app.services.recorder.metrics, StateCollector(app.services)
                 metrics.scraped, written = summed(counts, metrics.registry)
-                app._start(written.writing())
+
+                async def look() -> None:
+                    metrics.state = await state.of_process()
+
+                app._start(written.writing(look))
             await app._prepare(spools[0].with_suffix(".process"))
             stack.push_async_callback(app._stop)
             yield app

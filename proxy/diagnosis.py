@@ -85,7 +85,7 @@ class ServerDiagnosis:
         if self._services.call_log.database.dialect_name == "sqlite":
             return []
         writers = await writer_facts(self._services.call_log.database)
-        behind = f", {writers.behind} with calls outside the store" if writers.behind else ""
+        behind = f", {writers.behind} that may have calls outside the store" if writers.behind else ""
         advice = "the ends of rollouts wait for them (queue.spool_wait_s), then say `late`" if writers.behind else ""
         differences = await self._services.peers.look()
         return [

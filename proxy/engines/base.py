@@ -226,6 +226,15 @@ class StatesWeights(Protocol):
 
 
 @runtime_checkable
+class StatesDigest(Protocol):
+    """A server that may state a digest of its weights. Only the embedded engine does."""
+
+    async def weights_digest(self) -> str:
+        """The digest (`rolltap.weight_digest`); empty if the server does not answer, or states none."""
+        ...
+
+
+@runtime_checkable
 class Tokenizes(Protocol):
     """A server that can be asked how it tokenizes."""
 

@@ -139,6 +139,16 @@ async def served_version(http: EngineHttp, path: str) -> int | None:
     return version_number(name) if name is not None else None
 
 
+async def served_digest(http: EngineHttp) -> str:
+    """The digest of its weights that the embedded engine states; empty if it does not answer, or is another server."""
+    try:
+        answer = await http.optional("GET", VLLM, timeout_s=ASKED_S)
+    except (EngineError, RateLimited):
+        return ""
+    digest = answer.get("weight_digest") if isinstance(answer, dict) else None
+    return digest if isinstance(digest, str) else ""
+
+
 class _Worker(msgspec.Struct):
     url: str
 

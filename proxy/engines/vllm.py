@@ -104,6 +104,9 @@ class VllmEngine:
     async def served_weights(self) -> int | None:
         return await probing.served_version(self._http, probing.VLLM)
 
+    async def weights_digest(self) -> str:
+        return await probing.served_digest(self._http)
+
     async def tokenize(self, text: str, model: str) -> list[int] | None:
         return await probing.server_tokens(self._http, text, model)
 

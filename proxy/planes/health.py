@@ -96,9 +96,10 @@ class StateRoutes(Routes, StatePlane):
     collector: StateCollector
 
     async def metrics(self) -> Any:
-        now = generate_latest(registry_of(await self.collector.collect()))
-        content = generate_latest(self.services.recorder.metrics.scraped) + now
-        return Response(content, media_type=CONTENT_TYPE_LATEST)
+        metrics, collector = self.services.recorder.metrics, self.collector
+        metrics.state = await collector.of_process()
+        of_store = generate_latest(registry_of(await collector.of_store()))
+        return Response(generate_latest(metrics.scraped) + of_store, media_type=CONTENT_TYPE_LATEST)
 
     async def diagnosis(self) -> Diagnosis:
         return await ServerDiagnosis(self.services).run()

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
-from rolltap.calllog import processes
+from rolltap.calllog import processes, stats
 from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import GONE_S, PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.stats import WriterFacts, writer_facts
 from rolltap.calllog.writing import FactWriter
+from rolltap.cli.main import app
 from rolltap.errors import StoreUnavailable
 from rolltap.types import Outcome
 
@@ -57,6 +60,26 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_it_answers(p
         assert await a.peers_behind(0.2) == ["b"]
         b._registry.waiting = lambda: 0
         assert await a.peers_behind(10) == []
+
+
+async def test_a_count_and_an_export_say_that_a_process_may_have_more(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is cut off can't write that it has calls in its spool."""
+    command = ["export", "--dry-run", "--format", "trajectories", "--store", postgres_url]
+    async with process(postgres_url, "a") as a, process(postgres_url, "b", beat_s=600) as b:
+        assert await writer_facts(a.database) == WriterFacts(2, 0)
+        assert "may have calls" not in (await asyncio.to_thread(CliRunner().invoke, app, command)).stderr
+        b._registry.waiting = lambda: 3
+        await b._registry._beat_once({})
+        assert await writer_facts(a.database) == WriterFacts(2, 1)
+        b._registry.waiting = lambda: 0
+        await b._registry._beat_once({})
+        monkeypatch.setattr(stats, "SILENT_S", 0.3)
+        await asyncio.sleep(0.5)
+        assert await writer_facts(a.database) == WriterFacts(2, 1)
+        said = await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "400"})
+        assert "1 server of this store may have calls that are not in it yet" in said.stderr
 
 
 @pytest.mark.parametrize("writer", ["b", "c"])

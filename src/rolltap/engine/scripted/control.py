@@ -118,7 +118,8 @@ class Control:
         return JSONResponse(error_body(403, message), 403)
 
     async def weight_info(self, request: Request) -> Response:
-        return JSONResponse({"weight_version": self.model.weights.version})
+        weights = self.model.weights
+        return JSONResponse({"weight_version": weights.version, "weight_digest": weights.digest})
 
     async def is_paused(self, request: Request) -> Response:
         return JSONResponse({"is_paused": self.model.weights.paused})
