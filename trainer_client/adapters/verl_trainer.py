@@ -18,24 +18,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, write_version
-from rolltap.trainer_client.adapters.rows import TrainedRow
 from rolltap.trainer_client.lease.push import prune
-from rolltap.types import NO_VERSION
 
 ADAPTERS["verl"].check_installed()
 import ray  # noqa: E402
-import torch  # noqa: E402
 import transfer_queue as tq  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput  # noqa: E402
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: E402
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # noqa: E402
 
+from rolltap.trainer_client.adapters.verl_rows import rows_of_queue  # noqa: E402
 from rolltap.trainer_client.adapters.verl_settings import (  # noqa: E402
     check_arguments,
     prepare,
@@ -126,48 +122,6 @@ class _Leases:
         tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=list_of_dict_to_tensordict(fields), tags=tags)
         staleness = float(max(group.staleness for group in groups))
         return tq.KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), {"training/staleness": staleness}
-
-
-def rows_of_queue(
-    groups: tuple[LeasedGroup, ...], rows: list[TrainedRow], step: int, version: int
-) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Keys, fields and tags of the rows, in the form of verl's agent loops. `version`: at the step's start."""
-    numbers = {group.group.id: number for number, group in enumerate(groups)}
-    rewards = {record.rollout.id: record.reward or 0.0 for group in groups for record in group.rollouts}
-    sessions: dict[str, int] = {}
-    keys, fields, tags = [], [], []
-    for index, row in enumerate(rows):
-        session = sessions.setdefault(row.rollout, len(sessions))
-        uid = f"step{step}group{numbers[row.group]}"
-        field, tag = _field_and_tag(row, rewards[row.rollout], step, version)
-        keys.append(f"{uid}_{session}_{index}")
-        fields.append({**field, "uid": uid, "session_id": session, "global_steps": step})
-        tags.append(tag)
-    return keys, fields, tags
-
-
-def _field_and_tag(row: TrainedRow, reward: float, step: int, version: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    part, prompt = row.segment, row.segment.prompt_length
-    trained = part.versions[part.loss_mask & (part.versions != NO_VERSION)]
-    staleness = [version - int(one) for one in ((trained.min(), trained.max()) if len(trained) else (version, version))]
-    steps = {"min_global_steps": step - 1 - staleness[0], "max_global_steps": step - 1 - staleness[1]}
-    output = AgentLoopOutput(
-        prompt_ids=part.token_ids[:prompt].tolist(),
-        response_ids=part.token_ids[prompt:].tolist(),
-        response_mask=part.loss_mask[prompt:].astype(int).tolist(),
-        response_logprobs=part.logprobs[prompt:].tolist(),
-        reward_score=reward,
-        num_turns=len(part.turns),
-        metrics=AgentLoopMetrics(),
-        extra_fields=steps,
-    )
-    field = output.as_dict()
-    advantages = field["response_mask"] * torch.tensor(row.advantage, dtype=torch.float32)
-    ids = torch.from_numpy(part.token_ids).long()
-    field |= {"loss_mask": field["response_mask"], "input_ids": ids, "position_ids": torch.arange(len(ids))}
-    field |= {"advantages": advantages, "returns": advantages, "multi_modal_inputs": {}}
-    lengths = {"prompt_len": prompt, "response_len": len(ids) - prompt, "seq_len": len(ids)}
-    return field, {"status": "success", "global_steps": step, **lengths, **steps}
 
 
 def train(config: Any, feed: Feed) -> None:

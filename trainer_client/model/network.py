@@ -67,9 +67,7 @@ class PolicyNetwork(nn.Module):
         self.routers_move = routers_move
         self.entropy_moves = entropy_moves
         self._text = model.config.get_text_config()
-        self.heads = nn.ModuleDict({name: nn.Linear(self._text.hidden_size, 1) for name in heads or {}})
-        for parameter in self.heads.parameters():
-            nn.init.zeros_(parameter)
+        self.heads = nn.ModuleDict({name: _zeros(self._text.hidden_size) for name in heads or {}})
         self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
         self._logits = LogitsHead(model)
 
@@ -235,3 +233,10 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
 
 def _no_model(folder: Path, reason: object) -> CheckpointMismatch:
     return CheckpointMismatch(f"{folder} is not a folder of a causal language model: {str(reason).splitlines()[0]}")
+
+
+def _zeros(width: int) -> nn.Linear:
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
