@@ -39,7 +39,7 @@ class UnluckyClient(AdminClient):
         self, session: aiohttp.ClientSession, request: Request[Any], tries: Iterator[dict[str, str]]
     ) -> bytes:
         reply = await super()._once(session, request, tries)
-        match self.fate.randrange(6):
+        match self.fate.randrange(5):
             case 0:
                 raise aiohttp.ServerDisconnectedError
             case 1:
@@ -53,7 +53,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
         yield home
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [2, 4, 8])
 async def test_replies_that_are_lost_and_clients_that_are_killed(home: House, seed: int) -> None:
     work = SubmitTasks(POLICY, 2, TASKS, id="large")
     assert len(work.parts()) == 4
