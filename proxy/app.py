@@ -38,7 +38,7 @@ from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.diagnosis import warn_of_few_descriptors
+from rolltap.proxy.diagnosis import warn_of_few_connections, warn_of_few_descriptors
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.front.access import CountTampering, TamperingCounter, most_bytes_of, plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
@@ -138,6 +138,7 @@ class Rolltap:
     async def _prepare(self, name_of_process: Path) -> None:
         """Aborts the open calls of a previous process, and probes the engines. The file has that process's name."""
         warn_of_few_descriptors()
+        await warn_of_few_connections(self.call_log.database, self.settings.store.connections)
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())
