@@ -48,10 +48,8 @@ class ServerInfo(msgspec.Struct):
 class VllmEngine:
     """A client of one server."""
 
-    kind = "vllm"
-
     def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
-        self.name = name
+        self.name, self.kind = name, settings.kind
         self._http = EngineHttp(name, settings)
         self.receiver = VllmReceiver(name, self._http, whole=settings.kind == "rolltap")
         self._retries = retries
@@ -69,7 +67,7 @@ class VllmEngine:
         budgets = probed.mode == "processed" and await self._takes_budgets(models)
         notes = [probed.problem] if probed.problem else []
         if self._output is CompletionOutput:
-            notes.append("no weight versions with the tokens: start vLLM with --enable-scale-out")
+            notes.append("no weight versions with the tokens, and no images: start vLLM with --enable-scale-out")
         if behind:
             notes += [probing.no_push(behind), probing.set_sticky("sticky_least_loaded")]
         elif info is None:
