@@ -460,8 +460,9 @@ CONTROLS = (
         "OpenEnv's games, which check their own; `Text` spaces",
     ),
     Control(
-        "tests of which none asserts anything itself are `unprotected`",
-        ("security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted",),
+        "tests of which none asserts anything itself, or none but how programs exit, are `unprotected`",
+        ("security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted",
+         "security/test_what_tests_use.py::test_tests_that_look_at_exit_codes_only_are_not_trusted"),
         "those beside a test that does",
     ),
     Control(
@@ -545,7 +546,7 @@ CONTROLS = (
         "code that skips a part of a test that stands in another of the task's files is worth 0 and counted",
         ("security/test_forged_results.py::test_code_that_skips_a_part_in_another_file_is_found",
          "security/test_forged_results.py::test_only_tests_that_surely_run_another_files_part_must_fail"),
-        "parts of files that are not imported by name, and fixtures of several tests",
+        "code that knows these decoys by their text; parts of files that are not imported by name; fixtures of several tests",
     ),
     Control(
         "who changes a helper, base class or constant by which tests assert is `unprotected`",

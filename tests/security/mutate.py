@@ -232,7 +232,7 @@ MUTANTS = (
            "security/test_changed_expectations.py::test_a_reward_for_what_the_agent_expects_is_unprotected"),
     Mutant(96, "harnesses/evaluators/pytest_check.py", "used = {path: text for path, text in place.used.items() if path in place.own}", "used = dict[str, str]()",
            "security/test_forged_results.py::test_code_that_skips_a_part_in_another_file_is_found[helper]"),
-    Mutant(97, "harnesses/evaluators/pytest_check.py", "if changed := await in_thread(changed_expectation_of, {**texts, **place.used}, functions, mine):", 'if changed := "":',
+    Mutant(97, "harnesses/evaluators/pytest_check.py", "if changed := changed_expectation_of({**texts, **place.used}, functions, mine):", 'if changed := "":',
            "security/test_what_tests_use.py::test_who_changes_what_tests_assert_by_is_not_trusted"),
 )  # fmt: skip
 

@@ -147,6 +147,24 @@ async def test_who_changes_what_tests_assert_by_is_not_trusted(what: str, tmp_pa
     assert (verdict.scores[0].value, UNPROTECTED in verdict.detail) == (1.0, False), seen
 
 
+EXITS = (
+    *("assert {run}.returncode == 0", "assert 0 == {run}.returncode", "assert not {run}.returncode"),
+    *("done = {run}\n    assert done.returncode == 0, done", "assert subprocess.call({argv}) == 0"),
+)
+RUN, ARGV = "subprocess.run({argv})", "[sys.executable, '-c', 'from calc import add; assert add(2, 3) == 5']"
+
+
+@pytest.mark.parametrize("form", EXITS)
+async def test_tests_that_look_at_exit_codes_only_are_not_trusted(form: str, tmp_path: Path) -> None:
+    assertion = form.replace("{run}", RUN).replace("{argv}", ARGV)
+    tests = f"import subprocess, sys\n\ndef test_add():\n    {assertion}\n"
+    for number, also in enumerate(("", "\ndef test_more():\n    from calc import add\n    assert add(0, 0) == 0\n")):
+        source = {"calc.py": WRONG, TESTS: tests + also}
+        exits = "import os, sys\nif sys.argv[0] == '-c' and len(sys.argv) == 1: os._exit(0)\ndef add(a, b): return 0\n"
+        verdict, seen = await judged(source, {"calc.py": exits}, tmp_path / f"{number}")
+        assert (verdict.scores[0].value, UNPROTECTED in verdict.detail) == (1.0, not also), seen
+
+
 HONEST = (
     (
         "VERSION = 1\n",
