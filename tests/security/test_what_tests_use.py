@@ -108,10 +108,10 @@ USED: dict[str, tuple[str, str, str]] = {
         "{name} = [(0, 0, 0)]\n",
     ),
     "a base's method": (
-        "class {name}:\n    def check(self, value):\n        assert value == 5\n",
+        "class {name}:\n    def compare(self, value):\n        assert value == 5\n",
         "class TestAdd({name}):\n    def test_add(self):\n        assert add(0, 0) == 0\n"
-        "        self.check(add(2, 3))\n",
-        "class {name}:\n    def check(self, value): pass\n",
+        "        self.compare(add(2, 3))\n",
+        "class {name}:\n    def compare(self, value): pass\n",
     ),
 }
 FIXTURE = "import pytest\n@pytest.fixture(scope='module')\ndef {name}(): return %s\n"
