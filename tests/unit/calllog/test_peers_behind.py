@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from rolltap.calllog import processes, stats
+from rolltap.calllog import processes, schema, stats
 from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
@@ -62,12 +62,35 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_it_answers(p
         assert await a.peers_behind(10) == []
 
 
+async def test_a_heartbeat_whose_commit_waits_goes_on_to_look_for_another_primary(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that it is committed on waits for a standby that was promoted."""
+    monkeypatch.setattr(processes, "CHECK_AGAIN_S", 0.01)
+    checks: asyncio.Queue[None] = asyncio.Queue()
+    async with process(postgres_url, "a") as a:
+
+        async def check() -> None:
+            checks.put_nowait(None)
+
+        async def transact(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as waiting:
+            waiting.setattr(a.database, "check", check)
+            waiting.setattr(a.database, "transact", transact)
+            async with asyncio.timeout(30):  # in which three heartbeats are given up
+                for _ in range(10):
+                    await checks.get()
+
+
 async def test_a_count_and_an_export_say_that_a_process_may_have_more(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is cut off can't write that it has calls in its spool."""
+    monkeypatch.setattr(stats, "SILENT_S", 60.0)
     command = ["export", "--dry-run", "--format", "trajectories", "--store", postgres_url]
-    async with process(postgres_url, "a") as a, process(postgres_url, "b", beat_s=600) as b:
+    async with process(postgres_url, "a", gone_s=600) as a, process(postgres_url, "b", beat_s=600) as b:
         assert await writer_facts(a.database) == WriterFacts(2, 0)
         assert "may have calls" not in (await asyncio.to_thread(CliRunner().invoke, app, command)).stderr
         b._registry.waiting = lambda: 3
@@ -75,8 +98,8 @@ async def test_a_count_and_an_export_say_that_a_process_may_have_more(
         assert await writer_facts(a.database) == WriterFacts(2, 1)
         b._registry.waiting = lambda: 0
         await b._registry._beat_once({})
-        monkeypatch.setattr(stats, "SILENT_S", 0.3)
-        await asyncio.sleep(0.5)
+        age = sa.update(schema.processes).where(schema.processes.c.id == "b").values(seen_at=time.time() - 100)
+        await a.database.transact(lambda connection: connection.execute(age))
         assert await writer_facts(a.database) == WriterFacts(2, 1)
         said = await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "400"})
         assert "1 server of this store may have calls that are not in it yet" in said.stderr
