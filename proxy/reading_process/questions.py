@@ -163,6 +163,6 @@ class SessionEnds:
             if session is not None and session.origin is not None:
                 rows = [*await self._log.chain(session.origin), *rows]
             (trajectory,) = await self._trajectories([session_id])
+            return await asyncio.to_thread(lambda: compare(log, recorded_replies(rows, trajectory)))
         except RecordTooLarge as error:
             return LogCheck(LogVerdict.NONE, error.message)
-        return await asyncio.to_thread(lambda: compare(log, recorded_replies(rows, trajectory)))

@@ -19,9 +19,11 @@ from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
 from rolltap.contract.admin import HarnessLog, LogEntry, NewNote
+from rolltap.errors import RecordTooLarge
 from rolltap.proxy.reading_process.questions import SessionEnds
 from rolltap.proxy.viewer.listing import address_of
 from rolltap.proxy.viewer.pages import Pages
+from rolltap.reading import decoded
 from rolltap.reading.decoded import parse_request, preview, refused_view, reply_view
 from rolltap.reading.reader import opened_reader
 from rolltap.reading.types import SessionQuery, SessionSummary
@@ -135,6 +137,23 @@ async def test_a_session_that_is_too_large_ends_with_a_finding(tmp_path: Path, m
     assert (check.verdict, "over 4 tokens" in check.text) == (LogVerdict.NONE, True)
     await log.close()
     assert session_id in await listed(tmp_path / "store.db")
+
+
+async def test_a_transcript_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has a text once that is in very many conversations of a session; its transcript would have all."""
+    ((session_id, _),) = await recorded(tmp_path / "store.db", 1)
+    log = open_call_log(f"sqlite:///{tmp_path / 'store.db'}")
+    await log.start()
+    request = RequestParts(b'{"model":"m"}', (b'{"role":"user","content":"%s"}' % (b"x" * 100_000),))
+    for _ in range(4):
+        await log.append_intent(an_intent(session_id, request=request))
+    await log.close()
+    async with opened_reader(f"sqlite:///{tmp_path / 'store.db'}") as reader:
+        monkeypatch.setattr(decoded, "MOST_TEXT", 401_000)
+        assert len(await reader.transcript(session_id)) == 5
+        monkeypatch.setattr(decoded, "MOST_TEXT", 399_000)
+        with pytest.raises(RecordTooLarge, match="over 399,000 characters"):
+            await reader.transcript(session_id)
 
 
 NUMBERS = (10**30, 2**63, -(2**63) - 1, -1, 2**53)
