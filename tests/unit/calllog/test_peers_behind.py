@@ -23,6 +23,7 @@ from rolltap.calllog.stats import WriterFacts, writer_facts
 from rolltap.calllog.writing import FactWriter
 from rolltap.cli.main import app
 from rolltap.errors import StoreUnavailable
+from rolltap.reading.reader import opened_reader
 from rolltap.types import Outcome
 
 from .facts import a_session, an_intent
@@ -103,6 +104,25 @@ async def test_a_count_and_an_export_say_that_a_process_may_have_more(
         assert await writer_facts(a.database) == WriterFacts(2, 1)
         said = await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "400"})
         assert "1 server of this store may have calls that are not in it yet" in said.stderr
+
+
+async def test_who_reads_a_session_is_told_that_a_process_may_have_more(postgres_url: str) -> None:
+    async with process(postgres_url, "a") as a, process(postgres_url, "b") as b, opened_reader(postgres_url) as reader:
+        session = a_session()
+        await a.open_session(session)
+        await a.append_intent(an_intent(session, process="a"))
+
+        async def said() -> list[set[str]]:
+            read = (await reader.session(session.id), await reader.trajectory(session.id))
+            return [{finding.name for finding in each.findings} for each in read]
+
+        before = await said()
+        b._registry.waiting = lambda: 3
+        await b._registry._beat_once({})
+        assert await said() == [names | {"calls_outside_store"} for names in before]
+        b._registry.waiting = lambda: 0
+        await b._registry._beat_once({})
+        assert await said() == before
 
 
 @pytest.mark.parametrize("writer", ["b", "c"])
