@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from rolltap.contract.admin import DETAIL_BYTES, EVALUATION_CHARS
+from rolltap.contract.base import MAX_BODY
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.tampering import TamperingAct
 from rolltap.types import Scoring, Task
@@ -30,7 +31,7 @@ from rolltap.wording import did_you_mean
 
 LARGEST_INTEGER = 2**63
 
-REPORTED_BYTES = 6 << 20
+REPORTED_BYTES = 3 * MAX_BODY // 4
 """The most bytes of an evaluation as JSON, which has 6 for some characters: the server refuses larger reports."""
 
 KEPT_BYTES = 1 << 20

@@ -142,7 +142,12 @@ class AdminClient(AsyncHttpClient):
         return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
     async def open_replay(
-        self, session_id: str, *, ttl: float, calls: int | None = None, roles: Mapping[str, str] | None = None
+        self,
+        session_id: str,
+        *,
+        ttl: float | None = None,
+        calls: int | None = None,
+        roles: Mapping[str, str] | None = None,
     ) -> OpenedSession:
         """Opens a session whose first `calls` calls, or all, the recorded session answers (`OpenSession.replay`).
 
@@ -162,8 +167,16 @@ class AdminClient(AsyncHttpClient):
         return OpenedSession(key.session_id, _endpoint(key, key.policy))
 
     async def submit(self, work: admin.SubmitTasks) -> admin.Submission:
-        """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""
-        return await self.ask(AdminPlane.submit, work if work.id else msgspec.structs.replace(work, id=new_id()))
+        """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect.
+
+        What is too large for one request is sent in parts. Nothing is queued before the last one has come: what broke
+        off goes on with the same `work.id`.
+        """
+        work = work if work.id else msgspec.structs.replace(work, id=new_id())
+        *parts, last = work.parts()
+        for part in parts:
+            await self.ask(AdminPlane.submit, part)
+        return await self.ask(AdminPlane.submit, last)
 
     async def submission_groups(self, submission_id: str) -> list[Group]:
         """A submission's groups with their rollouts and rewards, in the order in which they were opened."""

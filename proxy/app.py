@@ -38,13 +38,14 @@ from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.diagnosis import warn_of_few_descriptors
+from rolltap.proxy.diagnosis import warn_of_few_connections, warn_of_few_descriptors
 from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.front.access import CountTampering, TamperingCounter, plane_key_check
+from rolltap.proxy.front.access import CountTampering, TamperingCounter, most_bytes_of, plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.durations import watch_loop
+from rolltap.proxy.metrics.scrape_state import StateCollector
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
 from rolltap.proxy.planes.agent import AgentPlane
@@ -123,9 +124,13 @@ class Rolltap:
             app.services.check_task = check_task
             await stack.enter_async_context(app.ledger.sweeping())
             if counts is not None:
-                metrics = app.services.recorder.metrics
+                metrics, state = app.services.recorder.metrics, StateCollector(app.services)
                 metrics.scraped, written = summed(counts, metrics.registry)
-                app._start(written.writing())
+
+                async def look() -> None:
+                    metrics.state = await state.of_process()
+
+                app._start(written.writing(look))
             await app._prepare(spools[0].with_suffix(".process"))
             stack.push_async_callback(app._stop)
             yield app
@@ -133,6 +138,7 @@ class Rolltap:
     async def _prepare(self, name_of_process: Path) -> None:
         """Aborts the open calls of a previous process, and probes the engines. The file has that process's name."""
         warn_of_few_descriptors()
+        await warn_of_few_connections(self.call_log.database, self.settings.store.connections)
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())
@@ -339,6 +345,6 @@ def _gates(
 
     def gated(plane: str, app: FastAPI) -> Gate:
         check_key = plane_key_check(plane, keyring, audit, note)
-        return Gate(app, check_key, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
+        return Gate(app, check_key, most_bytes_of(plane), limits.receipt_s, metrics.counted(plane))
 
     return gated

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rolltap import __version__
+from rolltap.calllog.database import Database
 from rolltap.calllog.sqlite import NETWORK_FILE_SYSTEMS, file_system_of
 from rolltap.calllog.stats import postgres_facts, redis_problem, writer_facts
 from rolltap.contract.admin import Diagnosis, Finding
@@ -85,7 +86,7 @@ class ServerDiagnosis:
         if self._services.call_log.database.dialect_name == "sqlite":
             return []
         writers = await writer_facts(self._services.call_log.database)
-        behind = f", {writers.behind} with calls outside the store" if writers.behind else ""
+        behind = f", {writers.behind} that may have calls outside the store" if writers.behind else ""
         advice = "the ends of rollouts wait for them (queue.spool_wait_s), then say `late`" if writers.behind else ""
         differences = await self._services.peers.look()
         return [
@@ -217,6 +218,20 @@ def warn_of_few_descriptors() -> None:
             "systemd, `ulimit -n %d` in a shell)",
             most,
             hard,
+        )
+
+
+async def warn_of_few_connections(database: Database, most: int) -> None:
+    """Where the server allows fewer than this process may open, that shows at the first peak, long after the start."""
+    if database.dialect_name == "sqlite":
+        return
+    usable = (await postgres_facts(database)).usable
+    if most > usable:
+        log.warning(
+            "the server allows %d connections (max_connections, or the role's limit), and this process may open %d: "
+            "raise that, or lower store.connections",
+            usable,
+            most,
         )
 
 

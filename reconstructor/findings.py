@@ -102,6 +102,10 @@ def findings_of(
         *_fitted(agents),
         *_breaks(breaks, kinds),
     ]
+    return worst_first(findings)
+
+
+def worst_first(findings: Iterable[SessionFinding]) -> tuple[SessionFinding, ...]:
     order = list(Grade)
     return tuple(sorted(findings, key=lambda finding: order.index(finding.grade)))
 

@@ -286,7 +286,7 @@ def _name(value: Any) -> str:
 
 
 def _count(value: Any, key: str) -> int:
-    if isinstance(value, bool | str) or not 0 <= value < 2**53 or value != int(value):
+    if isinstance(value, bool | str) or not 0 <= value < 2**31 or value != int(value):
         raise ValueError(f"{key}: {value!r} is not a number of tokens")
     return int(value)
 

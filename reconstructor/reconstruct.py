@@ -195,9 +195,10 @@ def breaks_of(forest: TokenForest, compacted: frozenset[str]) -> dict[str, Break
     retries = {node.id for siblings in forest.siblings() for node in siblings[1:]}
     breaks: dict[str, Break] = {}
     for node in forest.own:
-        named = _named_parent(forest, node)
         if node.call.outcome is Outcome.REFUSED:
             continue
+        recorded = forest.get(node.call.break_.parent_id if node.call.break_ is not None else node.call.parent_id)
+        named = recorded if recorded is not node else None
         if node.call.break_ is not None:
             breaks[node.id] = _measured(node.call.break_, node, named)
         elif node.parent is None and named is not None:
@@ -216,13 +217,6 @@ def _proven_reason(recorded: Break, compacted: bool) -> BreakReason:
     if recorded.reason is not BreakReason.COMPACTION:
         return recorded.reason
     return BreakReason.NEW_CONVERSATION if recorded.parent_id is None else BreakReason.HISTORY_EDITED
-
-
-def _named_parent(forest: TokenForest, node: PrefixNode) -> PrefixNode | None:
-    """The recorded parent of this call."""
-    call = node.call
-    named = forest.get(call.break_.parent_id if call.break_ is not None else call.parent_id)
-    return named if named is not node else None
 
 
 def _measured(recorded: Break, node: PrefixNode, named: PrefixNode | None) -> Break:

@@ -84,10 +84,12 @@ def threads_of(forest: TokenForest) -> Threads:
     for node in forest:
         earlier = _earlier(forest, node, depths)
         roots[node.id] = node.id
-        depths[node.id] = _depth(node, earlier, depths)
+        depths[node.id] = node.call.shape.replies
         if earlier is not None:
             before[node.id] = earlier
             followers.setdefault(earlier.id, []).append(node)
+            if earlier is node.parent or node.call.break_ is None:  # its history is that of `earlier`, and its reply
+                depths[node.id] = depths.get(earlier.id, 0) + 1
     for call_id, earlier in before.items():
         low, high = sorted((_root(roots, call_id), _root(roots, earlier.id)))
         roots[high] = low
@@ -139,13 +141,6 @@ def _goes_on(recorded: Break, node: PrefixNode, named: PrefixNode, depth: int) -
     if named.call.shape.tools == 0 and named.call.shape.ends and not stands_in(node.call.prompt_ids, named.call):
         return False
     return recorded.reason not in FRESH_STARTS or 0 < shape.replies >= depth
-
-
-def _depth(node: PrefixNode, earlier: PrefixNode | None, depths: Mapping[str, int]) -> int:
-    """The number of replies in the call's history: the recorded one, or one more than the parent's if it extends it."""
-    if earlier is None or (earlier is not node.parent and node.call.break_ is not None):
-        return node.call.shape.replies
-    return depths.get(earlier.id, 0) + 1
 
 
 def _root(roots: dict[str, str], call_id: str) -> str:

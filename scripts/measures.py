@@ -58,16 +58,19 @@ def import_lines(tree: ast.Module) -> int:
 
 
 def small_helpers(tree: ast.Module) -> Iterator[str]:
-    """Private functions and methods of at most `SMALL` lines, its docstring included, that are named once elsewhere."""
-    used = Counter(
-        node.id if isinstance(node, ast.Name) else node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name | ast.Attribute)
-    )
+    """Private functions and methods of at most `SMALL` lines, docstring included, that are named once: in a call."""
+    nodes = list(ast.walk(tree))
+    used = Counter(_name_of(node) for node in nodes)
+    called = {_name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in functions(tree):
         is_private = node.name.startswith("_") and not node.name.startswith("__")
-        if is_private and not node.decorator_list and length(node) <= SMALL and used[node.name] == 1:
+        has_one_caller = used[node.name] == 1 and node.name in called
+        if is_private and not node.decorator_list and length(node) <= SMALL and has_one_caller:
             yield node.name
+
+
+def _name_of(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
 
 
 def imports(name: str, tree: ast.Module, modules: Mapping[str, ast.Module], *, all_of: bool = False) -> set[str]:

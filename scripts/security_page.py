@@ -174,7 +174,9 @@ CONTROLS = (
         "what an agent wrote is parsed by a process with limits and without keys, never in the runner",
         ("unit/untrusted/test_readers.py::test_what_a_file_does_to_its_reader_is_an_error_for_the_runner",
          "security/test_left_files.py::test_a_log_that_grows_when_it_is_decoded_has_a_problem",
-         "security/test_patterns.py::test_every_pattern_is_linear"),
+         "security/test_patterns.py::test_every_pattern_is_linear",
+         "unit/calllog/test_prompts.py::test_prompts_that_branch_have_a_largest_size",
+         "unit/reading/test_unreadable.py::test_a_session_that_is_too_large_ends_with_a_finding"),
     ),
     Control(
         "pages run our scripts only, and links to them work once",
@@ -314,8 +316,9 @@ CONTROLS = (
         ("security/test_changed_expectations.py::test_who_changes_both_sides_of_a_comparison_is_not_trusted",
          "security/test_changed_expectations.py::test_who_changes_both_sides_in_another_folder_is_not_trusted",
          "security/test_changed_expectations.py::test_who_removes_what_is_expected_is_not_trusted",
+         "security/test_changed_expectations.py::test_who_changes_what_is_expected_by_its_name_is_not_trusted",
          "security/test_changed_expectations.py::test_its_reward_is_unprotected"),
-        "where the task's own file is the only one that is changed, and no file of tests or sums",
+        "where the task's own file is the only one that is changed, and its name says nothing",
     ),
     Control(
         "in a person's folder an agent writes no program, hook or file that the person's git is told to use",
@@ -392,8 +395,10 @@ CONTROLS = (
         ("unit/calllog/test_transfer.py::test_an_archive_brings_nothing_that_the_api_would_refuse",),
     ),
     Control(
-        "a call that can't be read keeps no list and no page from the others",
+        "a row that can't be read, or a number that no column holds, keeps no list and no page from the others",
         ("unit/calllog/test_transfer.py::test_a_list_shows_the_other_calls_when_one_can_not_be_read",
+         "unit/reading/test_unreadable.py::test_a_row_that_can_not_be_read_keeps_no_list_from_the_others",
+         "unit/reading/test_unreadable.py::test_a_number_that_no_call_has_is_capped_or_unknown",
          "unit/reading/test_unreadable.py::test_a_reply_that_can_not_be_read_is_text",
          "unit/reading/test_unreadable.py::test_a_request_that_can_not_be_read_has_no_messages"),
     ),
@@ -433,7 +438,7 @@ CONTROLS = (
         "an agent changes no module whose name says that tests use it",
         ("security/test_what_tests_use.py::test_names_of_what_tests_use",
          "security/test_what_tests_use.py::test_an_agent_changes_no_assertion_that_tests_use"),
-        "modules with assertions under other names",
+        "modules under other names: row 97",
     ),
     Control(
         "no new module of the agent's is an installed one for a Python that a test starts",
@@ -447,7 +452,7 @@ CONTROLS = (
         "code that skips a set-up, a fixture or a helper which asserts for a test is worth 0 and counted",
         ("security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found",
          "security/test_forged_results.py::test_only_tests_that_surely_run_a_part_must_fail"),
-        "parts in other files, and those that a test may leave out",
+        "parts that a test may leave out",
     ),
     Control(
         "a reply outside of a game's action space is no action",
@@ -455,8 +460,9 @@ CONTROLS = (
         "OpenEnv's games, which check their own; `Text` spaces",
     ),
     Control(
-        "tests of which none asserts anything itself are `unprotected`",
-        ("security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted",),
+        "tests of which none asserts anything itself, or none but how programs exit, are `unprotected`",
+        ("security/test_what_tests_use.py::test_tests_that_assert_nothing_themselves_are_not_trusted",
+         "security/test_what_tests_use.py::test_tests_that_look_at_exit_codes_only_are_not_trusted"),
         "those beside a test that does",
     ),
     Control(
@@ -473,7 +479,7 @@ CONTROLS = (
         "a judge with nothing that decides but the code under evaluation is `unprotected`",
         ("security/test_judge_text.py::test_a_judge_with_nothing_that_decides_is_known",
          "unit/harnesses/test_code_sandbox.py::test_a_judge_that_only_passes_an_exit_code_on_is_unprotected"),
-        "an exit code that is compared (`test $? = 0`)",
+        "an exit code that is compared: row 94",
     ),
     Control(
         "an agent's text in a judge's prompt has no control token of any model",
@@ -524,6 +530,29 @@ CONTROLS = (
     Control(
         "a page that is saved has a largest size, however many calls an agent makes",
         ("unit/viewer/test_pages.py::test_one_file_has_a_largest_size_however_many_calls_an_agent_makes",),
+    ),
+    Control(
+        "an exit code that a judge's text compares, and a tool that only prints, decide nothing: `unprotected`",
+        ("security/test_judge_text.py::test_a_judge_with_nothing_that_decides_is_known",),
+        "an exit code that a checker's file compares, or that is printed and read back; a test runner's report",
+    ),
+    Control(
+        "who changes a source file of the task with which the output of its work is compared is `unprotected`",
+        ("security/test_changed_expectations.py::test_who_changes_what_its_output_is_compared_with_is_not_trusted",
+         "security/test_changed_expectations.py::test_a_reward_for_what_the_agent_expects_is_unprotected"),
+        "comparisons in a checker's file",
+    ),
+    Control(
+        "code that skips a part of a test that stands in another of the task's files is worth 0 and counted",
+        ("security/test_forged_results.py::test_code_that_skips_a_part_in_another_file_is_found",
+         "security/test_forged_results.py::test_only_tests_that_surely_run_another_files_part_must_fail"),
+        "code that knows these decoys by their text; parts of files that are not imported by name; fixtures of several tests",
+    ),
+    Control(
+        "who changes a helper, base class or constant by which tests assert is `unprotected`",
+        ("security/test_what_tests_use.py::test_who_changes_what_tests_assert_by_is_not_trusted",
+         "security/test_what_tests_use.py::test_code_under_test_may_assert_and_have_constants"),
+        "what a helper returns; files that tests read",
     ),
 )  # fmt: skip
 

@@ -138,7 +138,14 @@ LONG: tuple[Tests, ...] = (
         "trainers and not (sources or long)",
         prepare=("make", "trainers"),
         needs=("PyPI",),
-        folders=("trainer_client", "reconstructor/exporters", "harnesses", "tests/trainers", "tests/environments"),
+        folders=(
+            "trainer_client",
+            "reconstructor/exporters",
+            "harnesses",
+            "tests/trainers",
+            "tests/environments",
+            "examples/nemo-gym",
+        ),
     ),
     Tests(
         "learning",

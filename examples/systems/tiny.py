@@ -141,9 +141,9 @@ class Office:
 
     satisfied = 0.0
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, seed: int) -> None:
         self.shell = shell
-        *self.wishes, self.another = make_tasks(2, 4, "train")
+        *self.wishes, self.another = make_tasks(seed, 4, "train")
 
     async def meet(self, home: Home, session: Session, wish: TinyTask) -> float:
         return await self.shell.do(session, wish)
@@ -190,7 +190,8 @@ async def play_tree_grpo(home: Home, shell: Shell) -> Any:
 
 
 async def play_user_dialogue(home: Home, shell: Shell) -> Any:
-    return await module("user_dialogue").main(home, shell.folder / "out", Office(shell), n=4)
+    dialogue = module("user_dialogue")
+    return [await dialogue.main(home, shell.folder / f"out-{seed}", Office(shell, seed), n=4) for seed in range(3)]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import ast
 import inspect
 import random
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 LAST = "assert 0 == 1"
@@ -49,6 +49,8 @@ EQUALITY_OF_LIBRARIES = re.compile(r"assert_(\w+_)?equal|assert_allclose")
 ASSERTS = re.compile(r"assert\w*|raises|warns|fail")
 """Names of methods that assert; of functions only `FUNCTIONS_THAT_ASSERT`, as any other may be the agent's."""
 FUNCTIONS_THAT_ASSERT = re.compile(rf"{EQUALITY_OF_LIBRARIES.pattern}|raises|warns|fail")
+EXIT_CODES, EXITS = ("returncode", "exitcode", "exit_code"), ("os.system", "subprocess.call")
+"""Attributes and functions that say how a program exited."""
 COMPARISONS = (ast.Eq, ast.In, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 """Those that a value of the code under test decides."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -129,6 +131,17 @@ def with_assertions(source: str, functions: Collection[str]) -> tuple[str, list[
         return source, []
     definitions = {name: function_to_change(tree, name, ()) for name in functions}
     return source, [name for name, function in definitions.items() if function is not None and asserts(function)]
+
+
+def with_exit_codes(source: str, functions: Collection[str]) -> tuple[str, list[str]]:
+    """The test file as it is, and those of the `functions` that assert nothing but how programs exit."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source, []
+    definitions = {name: function_to_change(tree, name, ()) for name in functions}
+    found = {name: list(_assertions(function)) for name, function in definitions.items() if function is not None}
+    return source, [name for name, every in found.items() if every and all(map(_is_of_an_exit_code, every))]
 
 
 def comes_first(statement: ast.stmt) -> bool:
@@ -251,21 +264,38 @@ def name_of(expression: ast.AST) -> str:
 
 
 def asserts(function: Function) -> bool:
-    """Whether something in it, but in no function or class inside it, is written as an assertion: a decoy of any other
-    says nothing."""
+    """Whether something in it is written as an assertion: a decoy of any other says nothing."""
+    return any(True for _ in _assertions(function))
+
+
+def _assertions(function: Function) -> Iterator[ast.AST]:
+    """What is written as an assertion, but in no function or class inside it: a statement, a call, or a name."""
     waiting: list[ast.AST] = [*function.body]
     while waiting:
         each = waiting.pop()
         if isinstance(each, (*FUNCTIONS, ast.ClassDef)):
             continue
-        if (
-            isinstance(each, ast.Assert)
-            or (isinstance(each, ast.Attribute) and ASSERTS.fullmatch(each.attr))
-            or (isinstance(each, ast.Name) and FUNCTIONS_THAT_ASSERT.fullmatch(each.id))
+        called = each.func if isinstance(each, ast.Call) else each
+        if isinstance(each, ast.Assert) or (
+            (isinstance(called, ast.Attribute) and ASSERTS.fullmatch(called.attr))
+            or (isinstance(called, ast.Name) and FUNCTIONS_THAT_ASSERT.fullmatch(called.id))
         ):
-            return True
-        waiting += ast.iter_child_nodes(each)
-    return False
+            yield each
+        waiting += [inner for inner in ast.iter_child_nodes(each) if inner is not called or called is each]
+
+
+def _is_of_an_exit_code(assertion: ast.AST) -> bool:
+    test = assertion.test if isinstance(assertion, ast.Assert) else assertion
+    sides: list[ast.expr] = []
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        sides = [test.left, test.comparators[0]]
+    elif isinstance(test, ast.UnaryOp):
+        sides = [test.operand]
+    elif isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and EQUALITY.fullmatch(test.func.attr):
+        sides = test.args[:2]
+    return any(
+        ast.unparse(each.func) in EXITS if isinstance(each, ast.Call) else name_of(each) in EXIT_CODES for each in sides
+    )
 
 
 def _probe(statement: ast.stmt) -> list[ast.stmt]:

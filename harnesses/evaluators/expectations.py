@@ -1,8 +1,9 @@
 """Whether an agent changed what a judge takes for the expected result.
 
-A judge that only reads runs among the agent's files, so it may compare two files that are both the agent's by now. Its
-text says which files it compares: those of one statement, and those of statements that share a variable or a file which
-the judge writes. It is not understood further, so more may be found than is compared: the reward is `unprotected` then.
+A judge that only reads runs among the agent's files, so it may compare two files that are both the agent's by now; one
+that uses the helper may compare what the code printed or wrote with a source file that came in. Its text says which
+files it compares: those of one statement, and those of statements that share a variable or a file which the judge
+writes. It is not understood further, so more may be found than is compared: the reward is `unprotected` then.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from rolltap.harnesses.base import Workspace
 from rolltap.harnesses.evaluators.intake import is_of_tests
 from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.left_files import Change, ChangeKind, LeftFiles, changes
+from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 
 STATEMENTS, PATHS = re.compile(r"&&|\|\||[;\n]"), re.compile(r"[\w./+@-]+")
 COMPARES_FILES = re.compile(r"\b(diff|cmp|comm|join|awk|jq|uniq)\b|sum\b|grep\s.{0,300}-\w{0,20}f|\$\(|<\(")
 """A statement that may compare one file with another."""
+READS = re.compile(rf"{COMPARES_FILES.pattern}|\bread\b|\bopen\(|\.read\w*\(")
+HELPER = re.compile(rf"\$\{{?{VARIABLE}\b\}}?(?:'[^']*'|\"[^\"]*\"|[^;&|<>()\n`'\"])*")
+"""A program that the helper runs: its arguments are not compared."""
+INLINE = re.compile(r"'[^']*'")
+"""What separates statements of bash is text there."""
+EXPECTED = re.compile(r"(.*[_.-])?(expected|golden|reference|truth|want)s?([_.-].*)?", re.IGNORECASE | re.DOTALL)
+"""The name of a file, or a folder, with what is expected."""
 SUMS = re.compile(r"sum\s.{0,300}-\w{0,20}c")
 LITERAL = re.compile(r"(?<![\w$/.-])([A-Za-z_]\w*)=(['\"]?)([\w./+@-]+)\2(?=\s|[;&|)]|\Z)")
 SETS = re.compile(r"(?<![\w$/.-])([A-Za-z_]\w*)\+?=|\bfor\s+(\w+)|\bread\b((?:\s+-?\w+)+)")
@@ -63,15 +71,37 @@ def changed_expectation(
     for each in _comparisons(text, source):
         changed: dict[str, list[str]] = {}
         for path in each.paths - {"."}:
-            below = takewhile(
-                lambda other, path=path: other.startswith(f"{path}/"), paths[bisect_left(paths, f"{path}/") :]
-            )
-            changed[path] = [other for other in (path, *below) if other in kinds]
+            changed[path] = _below(path, paths)
             if not changed[path] and (each.is_linked or not os.path.lexists(clean.folder / path)):
                 del changed[path]  # a word that names nothing, or what may be compared with something else
         if found := _expected(each, changed, kinds):
             return found
     return ""
+
+
+def changed_beside(text: JudgeText, source: str, brought: Mapping[str, ChangeKind], own: Collection[str]) -> str:
+    """A file of the task that the agent, or its code, changed, and that a judge in a clean copy compares with what the
+    code printed or wrote; "" if there is none. `brought`: the changes that came in; `own`: the task's files."""
+    source, every = HELPER.sub(f"${VARIABLE} ", _with_literals(source)), sorted(brought)
+    written = {text.path_of(path) for path in _set_by(source) if not path.startswith("$")}
+    changed = {path for path in brought.keys() & set(own) if path not in written}
+    for each in _comparisons(text, source):
+        named = {path: found for path in each.paths - {"."} if (found := _below(path, every))}
+        statements = [statement for statement in each.text.split("\n") if READS.search(statement)]
+        if not statements or (VARIABLE not in each.text and len(named) < 2):
+            continue
+        statements += [statement for statement in each.text.split("\n") if WRITES.search(statement)]
+        for path, found in named.items():
+            if (theirs := changed.intersection(found)) and any(os.path.basename(path) in each for each in statements):
+                return min(theirs)
+    return ""
+
+
+def _below(path: str, changed: Sequence[str]) -> list[str]:
+    """Those of the `changed` paths, which are sorted, that `path` is or that lie below it."""
+    is_changed = changed[(at := bisect_left(changed, path)) : at + 1] == [path]
+    start, end = bisect_left(changed, f"{path}/"), bisect_left(changed, f"{path}0")  # "0" follows "/"
+    return [*([path] if is_changed else []), *changed[start:end]]
 
 
 def other_name(
@@ -97,12 +127,14 @@ def _expected(comparison: _Comparison, changed: Mapping[str, list[str]], kinds: 
     compares = COMPARES_FILES.search(comparison.text)
     gone = [path for path in own if kinds[path] is ChangeKind.DELETED and compares]
     others = sorted(files) if SUMS.search(comparison.text) else [path for path in own if is_of_tests(path)]
-    return next(iter(gone or others), "")
+    reads = READS.search(comparison.text)
+    expected = [path for path in own if reads and any(map(EXPECTED.fullmatch, path.split("/")))]
+    return next(iter(gone or others or expected), "")
 
 
 def _comparisons(text: JudgeText, source: str) -> Iterator[_Comparison]:
     """The statements of a text, and then those that are linked with others."""
-    source = _with_literals(source)
+    source = INLINE.sub(lambda found: STATEMENTS.sub(" ", found[0]), _with_literals(source))
     folders = ["", *ENTERS.findall(source)]
     statements = STATEMENTS.split(source)
     named = [

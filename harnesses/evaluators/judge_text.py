@@ -30,12 +30,15 @@ TOOLS = frozenset(
     )
 )
 """They run no other program, but for the options in `RUNS_A_FILE`."""
-DECIDES_NOTHING = TOOLS & {
-    *(":", "break", "cat", "cd", "chmod", "continue", "cp", "date", "echo", "exit", "export", "false", "kill", "ln"),
-    *("local", "mkdir", "mktemp", "mv", "printf", "pwd", "read", "return", "rm", "rmdir", "set", "shift", "shopt"),
-    *("sleep", "tee", "touch", "true", "truncate", "umask", "unset", "wait"),
-}
-"""A judge of these alone takes its verdict from the code that it judges: its exit code, or what it prints."""
+DECIDES = frozenset(
+    (
+        *("[", "[[", "awk", "cmp", "comm", "diff", "egrep", "expr", "fgrep", "grep", "join", "jq", "md5sum", "sed"),
+        *("sha1sum", "sha256sum", "sort -c", "sum", "test", "uniq", "wc"),
+    )
+)
+"""Tools that may say no to what they read, or count it. A judge of others alone takes its verdict from the code that it
+judges: its exit code, or what it prints."""
+COMPARES = frozenset(("[", "[[", "expr", "test"))
 RUNS_A_FILE = re.compile(
     r"(sed|jq) (-[a-zA-Z]*f|--f)|jq (-L|--l)|awk (-[^vF]|.*(system|\||@))|find -(exec|ok)|sort --co|split --f",
     re.DOTALL,
@@ -67,7 +70,10 @@ STARTS_MORE = re.compile(
     r"exec|eval|import_module|__import__|runpy|subprocess|system|popen|spawn|sys\.path|require|`|import\s*[('\"]"
     r"|from\s*['\"]|Kernel\.load|(?<![.\w])(load|do|dofile|loadfile|source|include)\s*[('\"]"
     r"|pickle|marshal|dill|joblib|shelve|torch\.load|yaml\.(\w+_)?(?<!safe_)load|ctypes|dlopen|(?<!re\.)\bcompile\("
-    r"|zipimport|pkgutil|addsitedir|discover|doctest|logging\.config|unserialize|\bFunction\s*\(|\bvm\.|\bWorker\b|loadstring",
+    r"|zipimport|pkgutil|addsitedir|discover|doctest|logging\.config|unserialize|\bFunction\s*\(|\bvm\.|\bWorker\b|loadstring"
+    r"|sympy|jinja|numexpr|get_type_hints|load_extension|load_model|from_pretrained|saved_model|jit\.load|read_hdf|readRDS"
+    r"|\b(timeit|cProfile|profile|pdb|bdb|trace|code)\.\w+\(|\bqx\b|%x\W"
+    r"|(open|IO\.\w+)\b[^;\n]{0,200}(['\"] {0,9}\| {0,9}[\w./]|[\w./] {0,9}\| {0,9}['\"])",
     re.I,
 )
 """In a judge's inline program: it could run other files."""
@@ -85,6 +91,10 @@ DOCUMENT, GLOB = "\3", "\4"
 AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", DOCUMENT: "", GLOB: ""})
 OWN_VALUES = re.compile(rf"[${BARE}](\{{?({VARIABLE}|PWD|HOME)\b\}}?|[?#!$0])")
 """Expansions whose value no file of the agent's decides."""
+STATUS = re.compile(rf"[${BARE}]\{{PIPESTATUS\[\d+\]\}}")
+LOOKS_AT_A_FILE = re.compile(r"-[b-hkprsuwxGLNOS]|-(nt|ot|ef)")
+"""Operators of `test`."""
+ARGUMENT = re.compile(rf"[${BARE}](\d|\{{\d+\}}|[@*])")
 EXPANDS = re.compile(rf"[${BARE}]([\w({{\[@*]|\Z)|`")
 COMPUTES = re.compile(
     rf"[${BARE}](\[|\{{!|\{{\w+(@|\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))"
@@ -153,10 +163,13 @@ class JudgeText:
         try:
             commands = list(_commands(_plain(text.replace("\\\n", ""))))
             own = own_variables(commands)
-            for words in commands:
-                computed = _computed(words)
-                self._read_expansions([own.sub("", word) for word in computed] if own else computed)
-                self._read_command([word.translate(AS_WRITTEN) for word in words])
+            computed = [_computed(words) for words in commands]
+            read = [[own.sub("", word) for word in words] for words in computed] if own else computed
+            arguments = _arguments_of_functions(read)
+            for words, others in zip(commands, read, strict=True):
+                self._read_expansions(others)
+                is_own = _compares_own(others, arguments)
+                self._read_command([word.translate(AS_WRITTEN) for word in words], is_own=is_own)
         except ValueError as error:
             self._note(str(error))
 
@@ -164,7 +177,7 @@ class JudgeText:
         self.only_tools = False
         self.unknown = self.unknown or what[:100]
 
-    def _read_command(self, words: list[str]) -> None:
+    def _read_command(self, words: list[str], *, is_own: bool) -> None:
         if words[0] == DEFINES:
             self._functions.update(words[1:])
             return
@@ -186,7 +199,8 @@ class JudgeText:
         self.only_tools = self.only_tools and head in TOOLS
         is_inline = SHELL.fullmatch(head) is not None and any(re.fullmatch(r"-\w*c", each) for each in arguments)
         is_helper = head in (f"${VARIABLE}", f"${{{VARIABLE}}}")
-        self.decides = self.decides or not (head in DECIDES_NOTHING or is_inline or is_helper)
+        has_a_say = head not in TOOLS or f"{head} {''.join(arguments[:1])}" in DECIDES or head in DECIDES
+        self.decides = self.decides or (has_a_say and not (is_own or is_inline or is_helper))
         if is_helper:
             return
         if head in TOOLS:
@@ -208,12 +222,11 @@ class JudgeText:
         else:
             self._start(head)
 
-    def _read_expansions(self, words: list[str]) -> None:
+    def _read_expansions(self, words: Sequence[str]) -> None:
         """Notes a command in which a value would become a program, an option or an operator. `words`: as `_plain`
         marks them; an unquoted `$(` ends the last one."""
-        while words and (words[0] in BEFORE or ASSIGNMENT.fullmatch(words[0])):
-            words = words[1:]
-        head, arguments = ("", []) if not words else (words[0], [OWN_VALUES.sub("", each) for each in words[1:]])
+        words = _without_what_is_before(words)
+        head, arguments = words[0], [OWN_VALUES.sub("", each) for each in words[1:]]
         paths = arguments[: arguments.index("--")] if "--" in arguments else arguments
         if head in TOOLS - PRINTS_ONLY and any(each.startswith(GLOB) for each in paths):
             self.only_tools = False  # a file of the agent's may be named as an option is; into a clean copy none comes
@@ -369,11 +382,34 @@ def own_variables(commands: Iterable[Sequence[str]]) -> re.Pattern[str] | None:
         for word in words:
             name, mark, value = word.partition("=")
             if mark and ASSIGNMENT.fullmatch(word):
-                (others if EXPANDS.search(value) else own).add(name.removesuffix("+"))
+                (others if EXPANDS.search(STATUS.sub("", value)) else own).add(name.removesuffix("+"))
             others.update(re.findall(r"\{(\w+):?=", word))
             others |= {word} if words[0] not in TOOLS - NAMES_VARIABLES else set()
     names = "|".join(map(re.escape, sorted(own - others)))
     return re.compile(rf"[${BARE}](\{{({names})\}}|({names})(?!\w))") if names else None
+
+
+def _arguments_of_functions(commands: Iterable[Sequence[str]]) -> Sequence[str]:
+    """What the text's own functions are called with."""
+    commands = list(map(_without_what_is_before, commands))
+    functions = {name for words in commands for name in words[1:] if words[0] == DEFINES}
+    return [each for words in commands if words[0] in functions for each in words[1:]]
+
+
+def _compares_own(words: Sequence[str], arguments: Sequence[str]) -> bool:
+    """Whether a command compares nothing but what the judge itself knows: texts, exit codes, and variables of these."""
+    words = _without_what_is_before(words)
+    if words[0] not in COMPARES or any(map(LOOKS_AT_A_FILE.fullmatch, words)):
+        return False
+    if arguments and any(map(ARGUMENT.search, words)):
+        words = [*(ARGUMENT.sub("", each) for each in words), *arguments]
+    return not any(EXPANDS.search(OWN_VALUES.sub("", STATUS.sub("", each))) for each in words)
+
+
+def _without_what_is_before(words: Sequence[str]) -> Sequence[str]:
+    """A command's words without those before its program; one empty word if it has none."""
+    place = next((at for at, each in enumerate(words) if each not in BEFORE and not ASSIGNMENT.fullmatch(each)), None)
+    return [""] if place is None else words[place:]
 
 
 def _top(path: str) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import CodeWork, Command, Evidence, Exit, Workspace, last_line
-from rolltap.harnesses.evaluators.expectations import changed_expectation, may_compare, other_name
+from rolltap.harnesses.evaluators.expectations import changed_beside, changed_expectation, may_compare, other_name
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.left_files import (
@@ -100,13 +100,17 @@ class ProgramEnd:
 
 @dataclass(slots=True)
 class JudgesCopy:
-    """The clean workspace that a judge runs in, and what of the agent's copy comes in. A judge's own files stay."""
+    """The clean workspace that a judge runs in, with its `text`, as it was read, and its `source`, and what of the
+    agent's copy comes in. A judge's own files stay. `brought`: what came in."""
 
     clean: Path
     agents: Path
     intake: Intake
+    text: JudgeText
+    source: str
     every: list[Change] = field(default_factory=list)
     left_out: list[Change] = field(default_factory=list)
+    brought: dict[str, ChangeKind] = field(default_factory=dict)
     _budget: CopyBudget = field(default_factory=lambda: CopyBudget(MOST_BYTES, MOST_FILES))
     _seen: dict[str, FileState] = field(default_factory=dict)
     _left: dict[str, FileState] = field(default_factory=dict)
@@ -137,7 +141,14 @@ class JudgesCopy:
                 self._left[change.path] = after[change.path]
 
     def _apply(self, found: list[Change]) -> list[Change]:
-        return apply_changes(found, self.agents, self.clean, self.intake.brings, self._budget)
+        left_out = apply_changes(found, self.agents, self.clean, self.intake.brings, self._budget)
+        refused = {change.path for change in left_out}
+        self.brought |= {change.path: change.kind for change in found if change.path not in refused}
+        return left_out
+
+    def expectation(self) -> str:
+        """As `changed_beside` returns it, for all changes that came in so far."""
+        return changed_beside(self.text, self.source, self.brought, self.intake.start.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +191,12 @@ async def place_of(
     clean = await evidence.clean_workspace()
     start = await in_thread(StartingState.of, clean.folder)
     text = JudgeText.of(source, start.files, clean)
-    copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, {*hidden, *text.programs}))
+    copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, {*hidden, *text.programs}), text, source)
     await in_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
     other = await in_thread(other_name, text, source, copy.every, clean, hidden) if takes else ""
+    other = other or (await in_thread(copy.expectation) if takes else "")
     known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown, expectation=other)
     return replace(known, only_tools=reads_only or text.only_tools, decides=text.decides), about
 
@@ -216,8 +228,8 @@ async def run_program(evidence: Evidence, place: JudgesPlace, step: str, launch:
     if helper.removed:
         evidence.seen.add("removed from the working copy", "\n".join(helper.removed))
         detail["removed"] = list(helper.removed[:NAMED])
-    if place.expectation:
-        detail[UNPROTECTED] = CHANGED.format(place.expectation)
+    if expectation := place.expectation or (await in_thread(copy.expectation) if copy else ""):
+        detail[UNPROTECTED] = CHANGED.format(expectation)
     elif not place.only_tools and (shared := helper.shared or ("" if helper.runs else NOT_USED) or place.mixed):
         detail[UNPROTECTED] = shared
     return ProgramEnd(exit_, detail, excess, helper.exits)

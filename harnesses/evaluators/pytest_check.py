@@ -33,9 +33,16 @@ from typing import Any
 from rolltap.errors import EvaluatorFailed, LogUnreadable, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, with_assertions, with_decoys
+from rolltap.harnesses.evaluators.decoys import (
+    FUNCTIONS,
+    chosen,
+    function_of,
+    with_assertions,
+    with_decoys,
+    with_exit_codes,
+)
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
-from rolltap.harnesses.evaluators.part_decoys import with_failing_parts
+from rolltap.harnesses.evaluators.part_decoys import CONFTEST, changed_expectation_of, used_files, with_failing_parts
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
 from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton, without_what_fails
@@ -103,9 +110,13 @@ new module of the agent's takes the place of an installed one: not here, nor in 
 
 Results = dict[str, bool | None]
 Run = Callable[[], Coroutine[Any, Any, Results]]
-Form = Callable[[str, Collection[str]], tuple[str, list[str]]]
-"""Makes decoys in a test file: its new text, and which of the functions they are."""
+Form = Callable[[Mapping[str, str], Collection[str], Collection[str]], tuple[dict[str, str], list[str]]]
+"""Makes decoys of test functions, from the texts of the test files and of what they use, and the paths of the task's
+files: the texts that it changes, and which of the functions are decoys."""
 
+EXIT_CODES = "its tests assert how programs exit, and nothing else: the code in a program can exit as it likes"
+NO_DECOY = "no decoy can be made of its tests"
+CHANGED_EXPECTATION = "its tests assert in {0}, or expect what stands there, and the agent changed that file"
 DECOYS = "the tests with other expectations"
 SKELETON = "what tests there are, without their code"
 WITHOUT_WHAT_FAILS = "the tests without what needs the agent's changes"
@@ -137,7 +148,8 @@ class _Place:
 
     `configuration`: the task's file with pytest's settings. `new`: names by which new files of the agent's could be
     imported; of each, the files that go if it is an installed module's. `own`: the task's files, as the task has them.
-    `visible`: the texts of those of them that the task's patch changes, before it.
+    `visible`: the texts of those of them that the task's patch changes, before it. `used`, if it was asked for: the
+    texts of what the tests import of the task, before the agent's changes.
     """
 
     clean: Workspace
@@ -147,6 +159,7 @@ class _Place:
     new: dict[str, list[str]]
     own: Collection[str]
     visible: Mapping[str, str]
+    used: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +207,10 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         return tuple(dict.fromkeys(prefix for prefix in prefixes if _is_python_prefix(prefix)))
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        place = await self._place(evidence)
+        place = await self._place(evidence, with_used=True)
         evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
         texts = await in_thread(_texts, place.clean.folder, self._files_of(place))
+        mine = await in_thread(_texts, place.clean.folder, place.used.keys() - place.own)
         results = await self._run(evidence, place, {}, "the tests")
         left_out, lost = await self._without_agent(evidence, texts, results)
         passed = self._passed(results | dict.fromkeys(lost, False), left_out)
@@ -211,18 +225,19 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             return Verdict((Score(0.0),), detail)
         if not self.decoys:
             return Verdict((Score(1.0),), {**detail, UNPROTECTED: "its results are not checked by decoys"})
-        passing = await self._passing_decoys(evidence, results, texts)
+        used = {path: text for path, text in place.used.items() if path in place.own}
+        passing = await self._passing_decoys(evidence, results, texts | used, place.own)
         if not passing:
             quiet, failed = await self._passing_quiet_decoys(evidence, results, left_out)
             if failed:
                 return Verdict((Score(0.0),), {**detail, "passed": [], "failed": failed, "passed_once": True})
             passing = quiet if passing is None else [*passing, *(quiet or ())]
-        if passing is None:
-            return Verdict((Score(1.0),), {**detail, UNPROTECTED: "no decoy can be made of its tests"})
         if passing:
             acts = [TamperingAct.at(TamperingKind.PYTEST, f"{each} passes, whatever it asserts") for each in passing]
             return Verdict((Score(0.0),), {**detail, "forged": passing[:NAMED_CHANGES]}, tampering=tuple(acts))
-        return Verdict((Score(1.0),), detail)
+        functions = {function_of(node) for node, ok in results.items() if ok}
+        doubt = await in_thread(_doubt, place, texts, mine, functions) or ("" if passing is not None else NO_DECOY)
+        return Verdict((Score(1.0),), {**detail, UNPROTECTED: doubt} if doubt else detail)
 
     @property
     def _tests(self) -> list[str]:
@@ -287,7 +302,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             passed[test] = all(outcomes) and bool(outcomes if test in self.must_pass else nodes)
         return passed
 
-    async def _place(self, evidence: Evidence, *, of_agent: bool = True) -> _Place:
+    async def _place(self, evidence: Evidence, *, of_agent: bool = True, with_used: bool = False) -> _Place:
         """A clean workspace with the task's patch and, `of_agent`, the agent's changes that come in."""
         clean = await evidence.clean_workspace()
         files = {test.partition("::")[0] for test in self._named}
@@ -301,12 +316,17 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             await self._apply_patch(clean, evidence)
             after = await in_thread(_identities, clean.folder)
             patched = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        tasks = {*start.files, *patched}
+        used: Mapping[str, str] = {}
+        if with_used:
+            tests = await in_thread(_texts, clean.folder, _python_of(files, tasks))
+            used = await in_thread(_used_texts, clean.folder, tests, tasks)
         configuration = await in_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
         dropped = await in_thread(apply_changes, changed, agents, clean.folder, intake.brings)
         new = _new_names([each.path for each in changed if each.path not in start.files], intake)
-        own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
-        return _Place(clean, configuration, changed, dropped, new, own, visible)
+        own = tasks - ({change.path for change in changed} - {each.path for each in dropped})
+        return _Place(clean, configuration, changed, dropped, new, own, visible, used)
 
     async def _run(
         self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str, options: Iterable[str] = ()
@@ -327,20 +347,23 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         exit_ = await evidence.run(clean, step, launch)
         return await read_for_evaluation(read_results, clean.home_folder, exit_.output)
 
-    async def _passing_decoys(self, evidence: Evidence, results: Results, texts: Mapping[str, str]) -> list[str] | None:
+    async def _passing_decoys(
+        self, evidence: Evidence, results: Results, texts: Mapping[str, str], own: Collection[str]
+    ) -> list[str] | None:
         """The decoys that pass only with the agent's code; None if there are none of these tests that say anything.
 
-        `texts`: the test files, as they were before the agent's code ran. Raises `EvaluatorFailed` if the agent's code
-        leaves no result of a decoy.
+        `texts`: the test files and what they use, as they were before the agent's code ran; `own`: the task's files.
+        Raises `EvaluatorFailed` if the agent's code leaves no result of a decoy.
         """
-        passing = await self._passing_of(with_decoys, evidence, results)
+        passing = await self._passing_of(partial(_in_each, with_decoys), evidence, results)
         passed = {function_of(node) for node, ok in results.items() if ok}
         if passing:
             return passing
-        if using := await in_thread(_those, with_failing_parts, texts, passed):
+        if using := (await in_thread(with_failing_parts, texts, passed, own))[1]:
             parts = await self._passing_of(with_failing_parts, evidence, dict.fromkeys(using))
             return passing if parts is None else parts
-        return passing if await in_thread(_those, with_assertions, texts, passed) else None
+        asserting = await in_thread(_in_each, with_assertions, texts, passed, own)
+        return passing if asserting[1] else None
 
     async def _passing_of(self, form: Form, evidence: Evidence, results: Results) -> list[str] | None:
         outcomes = await self._outcomes(form, evidence.anew(), results)
@@ -355,10 +378,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         return [] if False in outcomes.values() else None
 
     def _files_of(self, place: _Place) -> list[str]:
-        """The task's own Python files that the tests name, or whose folders they name."""
-        named = {test.partition("::")[0] for test in self._named}
-        python = [path for path in place.own if path.endswith(".py")]
-        return [path for path in python if any(PurePosixPath(path).is_relative_to(each) for each in named)]
+        return _python_of({test.partition("::")[0] for test in self._named}, place.own)
 
     async def _passing_quiet_decoys(
         self, evidence: Evidence, results: Results, left_out: Collection[str]
@@ -579,34 +599,55 @@ def _quiet_texts(place: _Place, files: Collection[str], functions: Iterable[str]
     return {path: text for path, (text, names, _) in kept.items() if names}, tests
 
 
-def _those(form: Form, texts: Mapping[str, str], functions: Iterable[str]) -> list[str]:
-    """Those of the test functions that would be decoys of this form."""
+def _python_of(named: Collection[str], files: Iterable[str]) -> list[str]:
+    """Those Python files that are `named`, or whose folders are."""
+    python = [path for path in files if path.endswith(".py")]
+    return [path for path in python if any(PurePosixPath(path).is_relative_to(each) for each in named)]
+
+
+def _used_texts(folder: Path, texts: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
+    """The texts of the task's files that those test files use, and of what these import for all tests."""
+    used = _texts(folder, used_files(texts, own))
+    above = {path: text for path, text in used.items() if PurePosixPath(path).name == CONFTEST}
+    return used | _texts(folder, used_files(above, own) - texts.keys() - used.keys())
+
+
+def _in_each(
+    form: Callable[[str, Collection[str]], tuple[str, list[str]]],
+    texts: Mapping[str, str],
+    functions: Collection[str],
+    _own: Collection[str],
+) -> tuple[dict[str, str], list[str]]:
+    """The form that makes decoys in each test file by itself."""
     by_file: dict[str, list[str]] = {}
     for function in functions:
         path, _, names = function.partition("::")
-        by_file.setdefault(path, []).append(names)
-    return [f"{path}::{name}" for path in by_file.keys() & texts.keys() for name in form(texts[path], by_file[path])[1]]
-
-
-def _write_decoys(form: Form, folder: Path, functions: Iterable[str], own: Collection[str]) -> list[str]:
-    """Makes decoys of those `functions` that stand in the task's `own` files below `folder`; returns them."""
-    by_file: dict[str, list[str]] = {}
-    for function in functions:
-        path, _, names = function.partition("::")
-        if path in own and names:
+        if names:
             by_file.setdefault(path, []).append(names)
-    made: list[str] = []
+    made = {path: form(texts[path], names) for path, names in by_file.items() if path in texts}
+    changed = {path: text for path, (text, names) in made.items() if names}
+    return changed, [f"{path}::{name}" for path, (_, names) in made.items() for name in names]
+
+
+def _doubt(place: _Place, texts: Mapping[str, str], mine: Mapping[str, str], functions: Collection[str]) -> str:
+    """Why no decoy can tell that the test `functions` passed by the task's own standards; "" if one can. `texts`: the
+    test files; `mine`: what the agent changed of what they use."""
+    if changed := changed_expectation_of({**texts, **place.used}, functions, mine):
+        return CHANGED_EXPECTATION.format(changed)
+    exits, asserting = (_in_each(form, texts, functions, place.own)[1] for form in (with_exit_codes, with_assertions))
+    return EXIT_CODES if exits and len(exits) == len(asserting) else ""
+
+
+def _write_decoys(form: Form, folder: Path, functions: Collection[str], own: Collection[str]) -> list[str]:
+    """Makes decoys of those `functions` that stand in the task's `own` files below `folder`; returns them."""
+    texts = _texts(folder, {function.partition("::")[0] for function in functions} & {*own})
+    used = _used_texts(folder, texts, own) if form is with_failing_parts else {}
+    changed, decoys = form(texts | used, functions, own)
     left = LeftFiles(folder)
-    for path, names in by_file.items():
-        try:
-            text, decoys = form(left.read(path).decode("utf-8"), names)
-        except (LogUnreadable, UnicodeDecodeError):
-            continue
-        if decoys:
-            left.unlink(path)
-            (folder / path).write_text(text, encoding="utf-8")
-            made += [f"{path}::{each}" for each in decoys]
-    return made
+    for path, text in changed.items():
+        left.unlink(path)
+        (folder / path).write_text(text, encoding="utf-8")
+    return decoys
 
 
 def _is_of(node: str, test: str) -> bool:

@@ -124,7 +124,7 @@ class _Places:
 
     def _of_literals(self, sides: Collection[ast.expr]) -> list[_Edit]:
         """One edit for each constant of the sides that are literals, if only one is."""
-        literals = [side for side in sides if _is_literal(side)]
+        literals = [side for side in sides if is_literal(side)]
         if len(literals) != 1:
             return []
         constants = [each for each in ast.walk(literals[0]) if isinstance(each, ast.Constant)]
@@ -132,7 +132,7 @@ class _Places:
         return [_Edit(self.start(node), self.end(node), text) for node, text in edits if text]
 
 
-def _is_literal(node: ast.expr) -> bool:
+def is_literal(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
+import msgspec
+
 from rolltap.contract.admin import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, TOOL_CALLS, HarnessLog
+from rolltap.contract.base import MAX_BODY
 from rolltap.errors import BodyTooLarge, InvalidRequest, LogUnreadable, TaskInvalid, Unreadable, capped
 from rolltap.extras import known_names, lookup
 from rolltap.harnesses.base import Ending, Exit, Harness, Workspace, storable
@@ -34,10 +37,6 @@ def log_reader(harness: str) -> formats.LogReader | None:
     if harness not in known_names(LOG_READERS, ENTRY_POINTS):
         return None
     return lookup("harness log", harness, LOG_READERS, ENTRY_POINTS, TaskInvalid)
-
-
-MAX_ID_CHARS = 4 << 20
-"""The most characters of all ids of a log, so that the request stays far below the server's size limit."""
 
 
 async def check_log(
@@ -87,6 +86,9 @@ def read_log(harness: str, home: Path, work: Path) -> HarnessLog | None:
         return HarnessLog(problem="the log has ids that no store can hold")
     if any(len(id) > ID_CHARS for id in ids) or any(len(entry.tool_calls) > TOOL_CALLS for entry in entries):
         return HarnessLog(problem=f"the log has ids of more than {ID_CHARS} characters, or too many of them")
-    if sum(map(len, ids)) > MAX_ID_CHARS:
-        return HarnessLog(problem=f"the log's ids have more than {MAX_ID_CHARS >> 20} MB")
-    return HarnessLog(entries) if entries else HarnessLog(problem="the harness left no log")
+    if not entries:
+        return HarnessLog(problem="the harness left no log")
+    log = HarnessLog(entries)
+    if len(msgspec.json.encode(log)) > MAX_BODY:
+        return HarnessLog(problem=f"the log's ids have more than {MAX_BODY >> 20} MB")
+    return log

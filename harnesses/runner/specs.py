@@ -29,8 +29,7 @@ from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.runner.lifecycle import Assignment
 from rolltap.harnesses.runner.snapshots import SnapshotStore
-from rolltap.harnesses.runtimes.containers import DockerRuntime
-from rolltap.harnesses.runtimes.registry import check_runtime, runtime_for
+from rolltap.harnesses.runtimes.registry import AUTO, check_runtime, check_snapshots, runtime_class, runtime_for
 from rolltap.harnesses.runtimes.sources import Empty, Files, Folder, GitCommit, located
 from rolltap.types import Task
 from rolltap.wording import did_you_mean, value_problem
@@ -160,6 +159,8 @@ def check(task: Task, policies: Collection[str]) -> None:
     spec = parse_spec(task.spec)
     _harness_of(task, spec, Defaults())
     check_runtime(spec.runtime)
+    if spec.snapshots and spec.runtime not in ("", AUTO):
+        check_snapshots(runtime_class(spec.runtime))
     spec.evaluator.check(policies)
     if spec.evaluator.call_rubric is not msgspec.UNSET:
         spec.evaluator.call_rubric.check(policies)
@@ -192,8 +193,8 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
     spec = parse_spec(task.spec)
     harness = _harness_of(task, spec, defaults)
     runtime = runtime_for(spec.runtime or defaults.runtime, launch_type(harness))
-    if spec.snapshots and issubclass(runtime, DockerRuntime):
-        raise TaskInvalid("docker's containers reach no listener of the runner, so no snapshots", param="snapshots")
+    if spec.snapshots:
+        check_snapshots(runtime)
     store = SnapshotStore() if defaults.snapshots is None else SnapshotStore(defaults.snapshots)
     evaluator, rubric = spec.evaluator.build(client), spec.evaluator.call_rubric
     return Assignment(

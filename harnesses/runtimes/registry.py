@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.extras import lookup
@@ -20,6 +21,11 @@ RUNTIMES: Mapping[str, type[Runtime]] = {
     "docker": DockerRuntime,
     "apptainer": ApptainerRuntime,
 }
+NO_SNAPSHOTS: Mapping[type[Any], str] = {
+    DockerRuntime: "containers of 'docker' do not reach the runner's listener on loopback",
+    ProcessRuntime: "in 'process' each rollout has a folder of its own, where a fork's agent does not find its files",
+}
+"""The runtimes whose rollouts can't keep their files for forks, and why."""
 ENTRY_POINTS = "rolltap.runtimes"
 AUTO = "auto"
 """`bubblewrap` for commands, `thread` for Python calls. It never falls back to a runtime without a sandbox."""
@@ -33,6 +39,13 @@ def check_runtime(name: str) -> None:
     """Raises `TaskInvalid` if the runtime is unknown; "" is `auto`."""
     if name not in ("", AUTO):
         runtime_class(name)
+
+
+def check_snapshots(runtime: type[Runtime]) -> None:
+    """Raises `TaskInvalid` if the runtime's rollouts can't keep their files for forks."""
+    why = next((why for kind, why in NO_SNAPSHOTS.items() if issubclass(runtime, kind)), "")
+    if why:
+        raise TaskInvalid(f"{why}, so it has no snapshots; use 'bubblewrap' or 'apptainer'", param="snapshots")
 
 
 def runtime_for(name: str, launches: type[Launch]) -> type[Runtime]:

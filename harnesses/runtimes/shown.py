@@ -22,6 +22,7 @@ import pwd
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -93,9 +94,10 @@ def _private(folder: Path) -> Iterator[Path]:
 
 
 def _beginning(path: Path) -> bytes:
+    """The beginning of a file; nothing of a pipe, which an agent may have left, as nobody writes into it."""
     try:
-        with path.open("rb") as file:
-            return file.read(65_536)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read(65_536) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return b""
 
@@ -191,6 +193,7 @@ COMMON = "commondir"
 """A file of a repository's folder that names another folder, whose configuration git then reads."""
 COMMON_HERE = ".\n"
 MOST_FOLDERS = 50_000
+GIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,8 @@ def mounts_of(folder: Path) -> list[Mount]:
             around = [_mount(folder, outer, is_folder=True, writable=True) for outer in _outer(name)]
             if all(each.is_folder for each in around):  # a kernel's `.config` is a file
                 mounts += [*around, _mount(folder, name, is_folder=is_folder)]
+    if not os.path.lexists(folder / DATA):  # else it is hidden: a server that starts here would take an agent's keys
+        mounts.append(_mount(folder, DATA, is_folder=True))
     repositories = [Path(".git"), *_inner_repositories(folder)]
     for repository in repositories:
         for outer in reversed(repository.parents[:-1]):  # they can't be renamed, and others be put in their place
@@ -235,14 +240,20 @@ def mounts_of(folder: Path) -> list[Mount]:
 def _named_by_git(folder: Path, repository: Path) -> Iterator[Path]:
     """Places of the person's folder, outside `.git`, from which git runs programs in a repository: its folder of hooks,
     files of configuration that it includes, and programs that a setting names. Of a folder of hooks that is not there
-    the first part that is missing. Raises `RuntimeFailed` if a repository is here, but no git, which says so."""
+    the first part that is missing. Raises `RuntimeFailed` if a repository is here, but no git, which says so, or if it
+    does not say so in time: an agent's repository may include a pipe."""
     tree = (folder / repository).parent
     if shutil.which("git") is None:
         if not any((outer / ".git").exists() for outer in (tree, *tree.parents)):
             return
         raise RuntimeFailed(f"git is not installed: it says which files of the repository {tree} it would run")
     command = ["git", "-C", str(tree), "config", "--list", "--includes", "--show-origin", "-z"]
-    listing = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
+    try:
+        listing = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=GIT_S, check=False
+        ).stdout
+    except subprocess.TimeoutExpired:
+        raise RuntimeFailed(f"git does not read the configuration of the repository {tree}: look at it") from None
     fields = listing.split("\0")
     for origin, setting in zip(fields[::2], fields[1::2], strict=False):
         name, _, value = setting.partition("\n")

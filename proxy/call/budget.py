@@ -91,11 +91,10 @@ def _refuse_over_budget(live: LiveSession, why: str) -> NoReturn:
 
 def _used_up(live: LiveSession, limits: LimitSettings) -> str:
     """The used-up budget as text; empty if none is used up."""
-    nodes = live.forest.own
-    if limits.session_calls and len(nodes) >= limits.session_calls:
+    if limits.session_calls and live.forest.own_calls >= limits.session_calls:
         return counted(limits.session_calls, "call")
     if limits.session_tokens:
-        tokens = sum(node.prompt_length + len(node.output_ids) for node in nodes)
+        tokens = sum(node.prompt_length + len(node.output_ids) for node in live.forest.own)
         if tokens >= limits.session_tokens:
             return counted(limits.session_tokens, "token")
     if limits.session_mb and live.received_bytes > limits.session_mb * 1_000_000:
@@ -129,7 +128,7 @@ def cap_of(session: Session) -> int:
 def check_turn(live: LiveSession, call_id: str, plan: PromptPlan) -> None:
     """Raises if the planned call exceeds the session's cap."""
     cap = cap_of(live.session)
-    if not cap or (_turns(plan.node(call_id)) <= cap and len(live.forest.own) < CONVERSATIONS * cap):
+    if not cap or (_turns(plan.node(call_id)) <= cap and live.forest.own_calls < CONVERSATIONS * cap):
         return
     live.refused_turns += 1
     if live.refused_turns > FINAL_ANSWERS:

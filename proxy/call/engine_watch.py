@@ -13,6 +13,10 @@ weights, without any error. If its version is not the ledger's, the policy's wei
 that they were pushed from. Until then, calls are refused. Only the trainer can repeat a push without a folder; it sees
 the problem in the policy's status. A replica with wrong weights leaves its pool until it has the right ones. A policy
 that was never pushed (version 0) is not checked: somebody else may have loaded its engine's weights.
+
+The embedded engine also states a digest of its weights. It must be the trainer's, or the folder was overwritten, or
+somebody loaded other weights under this version. A trainer may make its digests otherwise: only one that an engine has
+stated once, too, is compared from then on.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ from rolltap.errors import EngineError, EngineTimeout, EngineUnavailable, RateLi
 from rolltap.ledger.policies import PolicyVersions, ServedWeights
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.policy import Policy
-from rolltap.proxy.engines.base import StatesWeights, Tokenizes, missing_model
-from rolltap.proxy.engines.pool import EnginePool
+from rolltap.proxy.engines.base import StatesDigest, StatesWeights, Tokenizes, missing_model
+from rolltap.proxy.engines.pool import EnginePool, overwritten, states_other
 from rolltap.proxy.engines.registry import is_chat_engine
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.tenants import acting_for
@@ -167,15 +171,13 @@ class WeightsCheck:
         """What is wrong with the weights of an engine with one server. None: unknown."""
         engine = policy.engine
         assert isinstance(engine, StatesWeights)
-        stated = await engine.served_weights()
-        if stated is None:
-            return None
-        if self._is_right(policy, stated, expected):
-            return ""
+        problem = await self._problem(policy, engine, expected)
+        if not problem:
+            return problem
         if await self._expected(policy) != expected:
             return None  # a trainer has pushed meanwhile
-        problem = _difference(stated, expected)
-        self._note(policy, problem)
+        if not policy.wrong_weights:
+            self._note(policy, problem)
         if not expected.folder:
             return problem
         try:
@@ -186,6 +188,8 @@ class WeightsCheck:
                 await engine.resume()
         except (EngineError, RateLimited) as error:
             return f"{problem}; they could not be loaded again: {error.message}"
+        if await states_other(engine, _digest(policy, expected)):
+            return overwritten(expected.folder, expected.version)
         self._count(policy, expected)
         return ""
 
@@ -193,22 +197,33 @@ class WeightsCheck:
         """Ejects replicas with other weights. They come back with the right ones (`Replicas`)."""
         replicas = pool.replicas
         serving = replicas.serving
-        stated = await asyncio.gather(*(_stated(replica.engine) for replica in serving))
-        wrong = {
-            replica: version
-            for replica, version in zip(serving, stated, strict=True)
-            if version is not None and not self._is_right(policy, version, expected)
-        }
+        problems = await asyncio.gather(*(self._problem(policy, replica.engine, expected) for replica in serving))
+        wrong = {replica: problem for replica, problem in zip(serving, problems, strict=True) if problem}
         if await self._expected(policy) != expected:
             return None
-        await replicas.expect(expected.version, expected.folder, expected.adapter)
-        for replica, version in wrong.items():
-            replicas.eject(replica, EngineUnavailable(_difference(version, expected)))
+        await replicas.expect(expected.version, expected.folder, expected.adapter, _digest(policy, expected))
+        for replica, problem in wrong.items():
+            replicas.eject(replica, EngineUnavailable(problem))
             if expected.folder:
                 self._count(policy, expected)
         if replicas.serving:
             return ""
-        return _difference(next(iter(wrong.values())), expected) if wrong and not expected.folder else None
+        return replicas.problem or (next(iter(wrong.values())) if wrong and not expected.folder else None)
+
+    async def _problem(self, policy: Policy, server: object, expected: ServedWeights) -> str | None:
+        """What is wrong with the weights of a server. None: unknown."""
+        stated = await server.served_weights() if isinstance(server, StatesWeights) else None
+        if stated is None:
+            return None
+        if not self._is_right(policy, stated, expected):
+            return _difference(stated, expected)
+        if stated != expected.version or not expected.digest or not isinstance(server, StatesDigest):
+            return ""
+        digest = await server.weights_digest()
+        if digest == expected.digest:
+            policy.digest = digest
+        is_other = digest not in ("", expected.digest) and policy.digest == expected.digest
+        return _difference(stated, expected, "other weights as ") if is_other else ""
 
     def _is_right(self, policy: Policy, stated: int, expected: ServedWeights) -> bool:
         """Whether a server states the policy's version, or that of another policy whose adapter it holds as well."""
@@ -228,14 +243,16 @@ class WeightsCheck:
         )
 
 
-async def _stated(engine: object) -> int | None:
-    return await engine.served_weights() if isinstance(engine, StatesWeights) else None
+def _digest(policy: Policy, expected: ServedWeights) -> str:
+    """The digest that engines state for the expected weights; empty if it is not known."""
+    return expected.digest if policy.digest == expected.digest else ""
 
 
-def _difference(stated: int, expected: ServedWeights) -> str:
+def _difference(stated: int, expected: ServedWeights, other: str = "") -> str:
     has = f"version {stated}" if stated else "its base weights"
     by = "" if expected.folder else "; they were sent without a folder, so its trainer must push them again"
-    return f"an engine serves {has}, and the policy is at version {expected.version}: it was restarted or replaced{by}"
+    is_at = f"the policy is at version {expected.version}"
+    return f"an engine serves {other}{has}, and {is_at}: it was restarted or replaced{by}"
 
 
 async def watch_weights(check: WeightsCheck, policies: Sequence[Policy]) -> None:

@@ -56,7 +56,10 @@ def open_policies(
             upstream = upstreams[policy.engine]
             tokenizer = HubTokenizer(policy.tokenizer) if policy.tokenizer else None
             finder = ParentFinder(name, handles)
-            source = ChatSource(policy, upstream, finder, _located(policy), tokenizer=tokenizer)
+            # The images of its prompts can be found if the policy names the model's folder.
+            rule = ImageRule.of(Path(policy.tokenizer)) if policy.tokenizer and not lacks_pillow() else None
+            images = NONE_SHOWN if rule is None else PromptImages(ImageReader(rule), frozenset({"user", "tool"}))
+            source = ChatSource(policy, upstream, finder, images, tokenizer=tokenizer)
             policies[name] = Policy(name, policy, upstream, source)
         else:
             engine = token_engines[policy.engine]
@@ -123,9 +126,3 @@ def _images(folder: Path, renderer: TokenRenderer) -> PromptImages:
     if not renderer.image_roles:
         return PromptImages(why="its prompts are not written by the model's own chat template (leave out `family`)")
     return PromptImages(ImageReader(rule), renderer.image_roles)
-
-
-def _located(policy: PolicySettings) -> PromptImages:
-    """The images of a chat upstream's prompts: they can be found if the policy names the model's folder."""
-    rule = ImageRule.of(Path(policy.tokenizer)) if policy.tokenizer and not lacks_pillow() else None
-    return NONE_SHOWN if rule is None else PromptImages(ImageReader(rule), frozenset({"user", "tool"}))

@@ -215,7 +215,7 @@ class CallPath:
                 raise ReplayDiffers(f"call {intent.id} was made in {intent.dialect}, and this one is in {dialect.name}")
             parts = await self._sessions.request(intent.id)
             recorded_request = dialect.parse_recorded(parts.head, parts.items, parts.fixed)
-        raise differs(len(session.forest.own) + 1, recorded_request, request)
+        raise differs(session.forest.own_calls + 1, recorded_request, request)
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
         """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off

@@ -45,6 +45,7 @@ class Policy:
     lacks_model: bool = False  # the last probe did not list the policy's model, and no call was served since
     wrong_tokenizer: str = ""  # how the engine's tokenizer differs from the policy's; empty if it does not
     wrong_weights: str = ""  # why the engine's weights are not the policy's; empty if they are
+    digest: str = ""  # the last digest of the policy's weights that an engine stated, too
     failures: int = 0  # consecutive calls that the engine did not answer
     doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: the engine needs a probe
 

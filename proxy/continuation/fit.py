@@ -501,7 +501,8 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
 
 def merged(*rules: Collection[str]) -> tuple[str, ...]:
     """The names of all the rules, once each and in their order."""
-    return tuple(name for name in (IDS_IN_FORM, *RULES) if any(name in names for names in rules))
+    named = set().union(*rules)
+    return tuple(name for name in (IDS_IN_FORM, *RULES) if name in named) if named else ()
 
 
 class ShapeProblem(NamedTuple):

@@ -228,11 +228,13 @@ class ReplyParser:
         fresh = self._decode_new(is_last=is_last)
         if self._channel == "reasoning":
             return self._drain_thinking(fresh, is_last=is_last)
-        if self._beginnings and not self._texts and self._begins_like_call():
-            self._held_at = self._opened_at
-            self._text = ReplyText(self._stop, after_thinking=self._thinks)
-            self._open("held")
-            return []
+        if self._beginnings and not self._texts:
+            beginning = self._renderer.tokenizer.decode(self._run[:WINDOW]).lstrip()
+            if beginning.startswith(self._beginnings):  # it may be a call
+                self._held_at = self._opened_at
+                self._text = ReplyText(self._stop, after_thinking=self._thinks)
+                self._open("held")
+                return []
         events = self._say(self._text.add(fresh)) if fresh else []
         if self._may_stop:
             self.over = self.over or self.stopped is not None
@@ -250,10 +252,6 @@ class ReplyParser:
         settled = fresh.rstrip()
         self._pending = fresh[len(settled) :]
         return self._think(settled)
-
-    def _begins_like_call(self) -> bool:
-        assert self._beginnings is not None
-        return self._renderer.tokenizer.decode(self._run[:WINDOW]).lstrip().startswith(self._beginnings)
 
     def _drain_call(self) -> list[ReplyEvent]:
         """The events for the part of the open block that can be sent. A custom tool's text is sent when complete."""

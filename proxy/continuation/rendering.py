@@ -158,8 +158,12 @@ class FamilyRenderer:
                     return [*prompt, *output, *rendered.token_ids[len(closed) :]]
         except (ValueError, KeyError):
             return None  # the full render that follows reports the error
-        # Nor several results, where a whole rendering sorts them: so take what it writes behind a turn that has them.
-        stand_in = [Message("user", (Text("q"),)), _calling_turn(new)]
+        # Nor several results, where a whole rendering sorts them: so take what it writes behind a turn that has the
+        # calls which the results answer.
+        results = [message for message in new if message.role == "tool"]
+        calls = (ToolCall(result.tool_call_id or "aaaaaaaaa", result.name or "look", "{}") for result in results)
+        calling = Message("assistant", () if results else (Text("t"),), tuple(calls))
+        stand_in = [Message("user", (Text("q"),)), calling]
         return self.splice(prompt, output, [*stand_in, *new], len(stand_in), tools, thinking=thinking)
 
     def splice(
@@ -284,13 +288,6 @@ def _content(message: Message, guard: Guard) -> str | list[dict[str, Any]]:
     if message.is_error:
         parts.insert(0, {"type": "text", "text": f"{TOOL_ERROR}\n"})
     return parts
-
-
-def _calling_turn(new: Sequence[Message]) -> Message:
-    """A turn that makes the calls which the results in `new` answer."""
-    results = [message for message in new if message.role == "tool"]
-    calls = (ToolCall(result.tool_call_id or "aaaaaaaaa", result.name or "look", "{}") for result in results)
-    return Message("assistant", () if results else (Text("t"),), tuple(calls))
 
 
 def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:

@@ -60,9 +60,14 @@ class SampleRequest:
     sampling_mask: int = 0  # most ids of a token's mask to record; 0: no masks
     session_id: str = ""  # for prefix-cache-friendly routing
     origin_id: str = ""  # of a fork: the session that it was forked from
-    extra: Mapping[str, Any] = field(default_factory=dict)  # penalties, structured output
+    extra: Mapping[str, Any] = field(default_factory=dict)  # penalties, structured output, a budget of thinking
     stream: bool = True
     images: Sequence[SentImage] = ()
+
+
+def is_cut(request: SampleRequest) -> bool:
+    """Whether top-p, top-k or min-p leave a part of the vocabulary."""
+    return request.top_p < 1 or request.top_k > 0 or request.min_p > 0
 
 
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -131,6 +136,7 @@ class EngineFacts:
     grammars: bool = False  # it takes grammars that begin behind thinking, and tells the ids that they leave
     states_weights: bool = False  # it says the version that it serves, when asked (`StatesWeights`)
     images: bool = False  # it takes images with a prompt of ids
+    budgets: bool = False  # it ends thinking at a request's budget; `ForcedTokens` can tell which tokens it forced
 
 
 class ServedEngine(Protocol):
@@ -216,6 +222,15 @@ class StatesWeights(Protocol):
 
     async def served_weights(self) -> int | None:
         """The version; None if the server does not answer, or returns a name that is not a version."""
+        ...
+
+
+@runtime_checkable
+class StatesDigest(Protocol):
+    """A server that may state a digest of its weights. Only the embedded engine does."""
+
+    async def weights_digest(self) -> str:
+        """The digest (`rolltap.weight_digest`); empty if the server does not answer, or states none."""
         ...
 
 

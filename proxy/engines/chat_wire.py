@@ -99,7 +99,10 @@ def body_of(call: ChatCall, ids_by: IdsBy) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     row: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    content = _content(message)
+    content: str | list[dict[str, Any]] = message.text
+    if any(isinstance(part, Image) for part in message.parts):
+        error = [{"type": "text", "text": TOOL_ERROR}] if message.is_error else []
+        content = [*error, *(_part(part) for part in message.parts if not isinstance(part, Reasoning))]
     row["content"] = None if message.role == "assistant" and not content and message.tool_calls else content
     if message.reasoning:
         row["reasoning"] = row["reasoning_content"] = message.reasoning
@@ -127,13 +130,6 @@ def _arguments(call: Any) -> str:
     if call.kind == "custom":
         return msgspec.json.encode({"input": call.arguments}).decode()
     return call.arguments
-
-
-def _content(message: Message) -> str | list[dict[str, Any]]:
-    if any(isinstance(part, Image) for part in message.parts):
-        error = [{"type": "text", "text": TOOL_ERROR}] if message.is_error else []
-        return [*error, *(_part(part) for part in message.parts if not isinstance(part, Reasoning))]
-    return message.text
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from rolltap.proxy.engines.base import (
     SampleRequest,
     Scorer,
     ScoreRequest,
+    StatesDigest,
     StatesWeights,
     Take,
 )
@@ -114,6 +115,7 @@ class EnginePool:
         async with replicas.changing:
             await replicas.change_all(lambda replica: replica.engine.load_weights(path, version, adapter))
             replicas.folder, replicas.sent_version, replicas.expected = (path, version, adapter), None, version
+            replicas.digest = replicas.problem = ""
 
     @property
     def receiver(self) -> Receiver | None:
@@ -160,6 +162,7 @@ def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:
         grammars=all(facts.grammars for facts in answers),
         states_weights=all(facts.states_weights for facts in answers),
         images=all(facts.images for facts in answers),
+        budgets=all(facts.budgets for facts in answers),
     )
 
 
@@ -196,7 +199,8 @@ class Replicas:
 
     A replica that comes back gets this state: `paused`, `folder` (path, version and adapter of weights loaded from a
     folder) and `sent_version` (of weights that a trainer sent, which are in no folder). It changes only under the lock
-    `changing`, so a replica comes back either before a change or after it.
+    `changing`, so a replica comes back either before a change or after it. `digest` is what replicas state for the
+    folder's weights, if that is known, `problem` why the folder brings none back.
     """
 
     def __init__(self, name: str, engines: Sequence[Engine], *, probe_every_s: float) -> None:
@@ -204,6 +208,8 @@ class Replicas:
         self.all = [Replica(engine) for engine in engines]
         self.paused = False
         self.folder: tuple[str, int, str] | None = None
+        self.digest = ""
+        self.problem = ""
         self.sent_version: int | None = None
         self.expected: int | None = None  # the policy's version
         self.changing = asyncio.Lock()
@@ -240,12 +246,14 @@ class Replicas:
         for replica, error in failures:
             self.eject(replica, error)
 
-    async def expect(self, version: int, folder: str, adapter: str) -> None:
+    async def expect(self, version: int, folder: str, adapter: str, digest: str) -> None:
         """Notes the policy's version, which another process may have pushed, and the folder that has it, if any."""
         async with self.changing:
-            self.expected = version
+            if version != self.expected:
+                self.expected, self.problem = version, ""
             if folder:
                 self.folder, self.sent_version = (folder, version, adapter), None
+                self.digest = digest
             elif self.sent_version != version:
                 self.folder = self.sent_version = None
 
@@ -282,6 +290,10 @@ class Replicas:
             raise EngineUnavailable(f"it does not have version {self.sent_version}: the next push brings it back")
         if self.folder is not None:
             await replica.engine.load_weights(*self.folder)
+            is_other = await states_other(replica.engine, self.digest)
+            self.problem = overwritten(*self.folder[:2]) if is_other else ""
+            if is_other:
+                raise EngineUnavailable(self.problem)
         elif self.expected is not None and isinstance(replica.engine, StatesWeights):
             stated = await replica.engine.served_weights()
             if stated != self.expected:
@@ -292,6 +304,16 @@ class Replicas:
             await replica.resume()
         replica.failures, replica.ejected = 0, False
         log.warning("engine %s: replica %s serves again", self.name, replica.engine.name)
+
+
+async def states_other(server: object, digest: str) -> bool:
+    """Whether the server states another digest of its weights; False if either is not known."""
+    stated = await server.weights_digest() if digest and isinstance(server, StatesDigest) else ""
+    return stated not in ("", digest)
+
+
+def overwritten(folder: str, version: int) -> str:
+    return f"{folder} has other weights now than version {version}, so its trainer must push them again"
 
 
 async def _ask(replicas: Sequence[Replica], call: Callable[[Replica], Awaitable[Any]]) -> list[tuple[Replica, Any]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
 from rolltap.decoding import convert
-from rolltap.errors import EngineError, EngineRefused, EngineTimeout, RateLimited
+from rolltap.errors import EngineError, EngineRefused, EngineTimeout, EngineUnavailable, RateLimited
 from rolltap.ids import new_id
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import version_number
@@ -20,6 +20,9 @@ LogprobsMode = Literal["processed", "raw", "unknown"]
 PROBE_S = 60.0
 PROBE_PROMPT = (1, 2, 3, 4)
 """Ids that any vocabulary has."""
+
+NO_BUDGET = -2
+"""A number of tokens that no server takes for a budget of thinking."""
 
 Sample = Callable[[SampleRequest, Take], Awaitable[None]]
 
@@ -72,6 +75,18 @@ async def _try_temperatures(sample: Sample, model: str, top_k: int) -> ProbeResu
     return ProbeResult("raw" if abs(cool - warm) < 1e-4 else "processed", weight_versions)
 
 
+async def takes_budget(sample: Sample, models: Sequence[ListedModel], most: int) -> bool:
+    """Whether the server takes a one-token call with such a budget of thinking."""
+    if not models:
+        return False
+    budget = {"open": PROBE_PROMPT[0], "close": PROBE_PROMPT[1], "most": most}
+    try:
+        await _token(sample, replace(_request(models[0].id, 1.0, top_k=2), extra={"thinking_budget": budget}))
+    except (EngineRefused, EngineUnavailable):
+        return False
+    return True
+
+
 def smallest_context(models: Sequence[ListedModel]) -> int | None:
     return min((model.max_model_len for model in models if model.max_model_len), default=None)
 
@@ -122,6 +137,16 @@ async def served_version(http: EngineHttp, path: str) -> int | None:
     except (EngineError, RateLimited):
         return None
     return version_number(name) if name is not None else None
+
+
+async def served_digest(http: EngineHttp) -> str:
+    """The digest of its weights that the embedded engine states; empty if it does not answer, or is another server."""
+    try:
+        answer = await http.optional("GET", VLLM, timeout_s=ASKED_S)
+    except (EngineError, RateLimited):
+        return ""
+    digest = answer.get("weight_digest") if isinstance(answer, dict) else None
+    return digest if isinstance(digest, str) else ""
 
 
 class _Worker(msgspec.Struct):

@@ -20,7 +20,7 @@ from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import from_json
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
 from rolltap.proxy.engines import probing
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, ScoreRequest, Take
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, ScoreRequest, Take, is_cut
 from rolltap.proxy.engines.decode import (
     FINISHES,
     FinishReason,
@@ -44,6 +44,11 @@ from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_samp
 from rolltap.settings import EngineSettings
 
 PATH = "/generate"
+
+NO_BUDGETS = (
+    "thinking is not ended at a request's budget: where SGLang does that (--enable-strict-thinking), it also keeps "
+    "other ids out of the thinking, and does not tell which"
+)
 
 Row = tuple[float | None, int, str | None]
 """[log-prob, id, text]"""
@@ -98,7 +103,7 @@ class SglangEngine:
         probed = await probing.probe_sampling(self.sample, models)
         behind = await probing.servers_behind(self._http)
         info = await self._http.optional("GET", probing.SGLANG)
-        notes = [probed.problem] if probed.problem else []
+        notes = [NO_BUDGETS, *([probed.problem] if probed.problem else [])]
         if behind:
             notes += [probing.no_push(behind), probing.set_sticky("manual")]
             notes.append("a router drops what asks for sampling masks and routed experts")
@@ -199,8 +204,8 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
         params["json_schema"] = msgspec.json.encode(schema or {"type": "object"}).decode()
     if request.seed is not None:
         params["sampling_seed"] = request.seed
-    cut = request.top_p < 1 or request.top_k > 0 or request.min_p > 0  # SGLang returns no masks of the whole vocabulary
-    has_mask = request.sampling_mask > 0 and request.temperature > 0 and cut
+    # SGLang returns no masks of the whole vocabulary.
+    has_mask = request.sampling_mask > 0 and request.temperature > 0 and is_cut(request)
     return {
         "rid": request.id,
         "input_ids": request.prompt_ids,

@@ -107,15 +107,12 @@ class TinkerEngine(FixedWeights):
         take(self._chunk(request, data))
 
     async def _submit(self, model: str, body: dict[str, Any]) -> str:
-        session = await self._session(model)
+        opening = self._sessions.get(model)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._sessions[model] = asyncio.create_task(self._open(model))
+        session = await asyncio.shield(opening)
         numbered = {**body, "sampling_session_id": session, "seq_id": next(self._numbers)}
         return self._text(await self._http.json("POST", f"{API}/asample", numbered), "request_id")
-
-    async def _session(self, model: str) -> str:
-        task = self._sessions.get(model)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._sessions[model] = asyncio.create_task(self._open(model))
-        return await asyncio.shield(task)
 
     async def _open(self, model: str) -> str:
         about = {"tags": [], "user_metadata": {}, "sdk_version": "rolltap"}

@@ -9,6 +9,7 @@ Source: vLLM 0.32, `vllm/entrypoints/`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from rolltap.decoding import convert
 from rolltap.errors import EngineRefused, EngineUnavailable
 from rolltap.proxy.engines import probing
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, ScoreRequest, Take
-from rolltap.proxy.engines.http import EngineHttp
+from rolltap.proxy.engines.http import EngineHttp, ListedModel
 from rolltap.proxy.engines.receivers import VllmReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput, prompt_scores
@@ -47,16 +48,15 @@ class ServerInfo(msgspec.Struct):
 class VllmEngine:
     """A client of one server."""
 
-    kind = "vllm"
-
     def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
-        self.name = name
+        self.name, self.kind = name, settings.kind
         self._http = EngineHttp(name, settings)
         self.receiver = VllmReceiver(name, self._http, whole=settings.kind == "rolltap")
         self._retries = retries
         self._grammars = settings.kind == "rolltap"
         self._takes_images = settings.kind == "vllm"
         self._output: type[GenerateOutput] = GenerateOutput
+        self._knows_budgets = False
 
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
@@ -64,15 +64,18 @@ class VllmEngine:
         probed = await probing.probe_sampling(self.sample, models)
         behind = await probing.servers_behind(self._http)
         info = await self._http.optional("GET", "/weight_info")
+        budgets = probed.mode == "processed" and await self._takes_budgets(models)
         notes = [probed.problem] if probed.problem else []
         if self._output is CompletionOutput:
-            notes.append("no weight versions with the tokens: start vLLM with --enable-scale-out")
+            notes.append("no weight versions with the tokens, and no images: start vLLM with --enable-scale-out")
         if behind:
             notes += [probing.no_push(behind), probing.set_sticky("sticky_least_loaded")]
         elif info is None:
             notes.append("weights can't be pushed: start vLLM with VLLM_SERVER_DEV_MODE=1")
         if probed.mode == "raw":
             notes.append("log-probs are those before temperature: start vLLM with --logprobs-mode processed_logprobs")
+        elif not budgets and not self._grammars:
+            notes.append("thinking is not ended at a request's budget: start vLLM with --reasoning-parser")
         return EngineFacts(
             kind=self.kind,
             url=self._http.base,
@@ -85,10 +88,22 @@ class VllmEngine:
             grammars=self._grammars,
             states_weights=probing.stated_version(info) is not None,
             images=self._takes_images and self._output is GenerateOutput,
+            budgets=budgets,
         )
+
+    async def _takes_budgets(self, models: Sequence[ListedModel]) -> bool:
+        """Whether it ends thinking at a budget. A server that does not know the field takes whatever stands there."""
+        if self._grammars or not await probing.takes_budget(self.sample, models, 1):
+            return False
+        if not self._knows_budgets:
+            self._knows_budgets = not await probing.takes_budget(self.sample, models, probing.NO_BUDGET)
+        return self._knows_budgets
 
     async def served_weights(self) -> int | None:
         return await probing.served_version(self._http, probing.VLLM)
+
+    async def weights_digest(self) -> str:
+        return await probing.served_digest(self._http)
 
     async def tokenize(self, text: str, model: str) -> list[int] | None:
         return await probing.server_tokens(self._http, text, model)

@@ -32,6 +32,7 @@ from rolltap.proxy.engines.decode import (
     spans,
     top_k,
 )
+from rolltap.proxy.engines.forced import ForcedTokens
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.token_masks import MASK_ROWS
 
@@ -169,8 +170,11 @@ OF_GRAMMARS = ("thinking", "begun")
 
 
 def _extra(request: SampleRequest) -> dict[str, Any]:
-    """The extra fields: penalties unchanged, and a JSON schema ({}: any object) as vLLM's structured output."""
+    """The extra fields: penalties unchanged, a JSON schema ({}: any object) as vLLM's structured output, and a budget
+    of thinking, for a server that knows itself where thinking begins and ends."""
     extra = dict(request.extra)
+    if (budget := extra.pop("thinking_budget", None)) is not None:
+        extra["thinking_token_budget"] = budget["most"]
     schema, more = extra.pop("json_schema", None), {name: extra.pop(name) for name in OF_GRAMMARS if name in extra}
     if schema is not None:
         extra["structured_outputs"] = {"json": schema} if schema else {"json_object": True}
@@ -250,6 +254,7 @@ class GenerateOutput(Output[GenerateEvent]):
     def __init__(self, name: str, request: SampleRequest) -> None:
         super().__init__(name, request)
         self._count = 0
+        self._forced = ForcedTokens(request) if "thinking_budget" in request.extra else None
 
     def body(self) -> dict[str, Any]:
         return generate_body(self.request)
@@ -271,7 +276,7 @@ class GenerateOutput(Output[GenerateEvent]):
             self._count += len(choice.token_ids or ())
             chunk = self.to_chunk(choice, event, self.request, self._count)
             self.finished = self.finished or chunk.finish is not None
-            chunks.append(chunk)
+            chunks.append(chunk if self._forced is None else self._forced.marked(chunk))
         return chunks
 
     def _ids(self) -> list[str]:

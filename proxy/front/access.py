@@ -24,6 +24,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.routing import compile_path
 
 from rolltap.calllog.facts import CallLog
+from rolltap.contract.base import MAX_BODY
 from rolltap.contract.keys import MINTED, key_hash
 from rolltap.contract.operations import Operation, Plane, operations_of
 from rolltap.contract.planes import AdminPlane, TrainerPlane
@@ -56,6 +57,16 @@ def plane_of(path: str) -> str | None:
     if path.startswith(("/v1/", "/s/")):
         return "agent"
     return next((name for name, patterns in _PATHS.items() if any(known.match(path) for known in patterns)), None)
+
+
+def most_bytes_of(plane: str) -> Callable[[str], int]:
+    """A function of a path of the plane: the limit of a body in bytes."""
+    larger = [
+        (compile_path(operation.path)[0], operation.most_bytes)
+        for operation in TABLES[plane].values()
+        if operation.most_bytes > MAX_BODY
+    ]
+    return lambda path: next((most for known, most in larger if known.match(path)), MAX_BODY)
 
 
 AUDITED_BODY = 2048

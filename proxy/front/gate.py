@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import RolltapError
+from rolltap.errors import BodyTooLarge, RolltapError
 from rolltap.protocols.base import WireReply
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.metrics.calls import CountedSend, uncounted
@@ -21,16 +21,27 @@ from rolltap.tenants import NOBODY, acting_for
 AdmitKey = Callable[[str], Awaitable[None]]
 """Raises `Unauthenticated` or `Forbidden` for a key that no route of the plane takes."""
 
+SEND_LESS = (
+    "; send less at a time: a submission's tasks in parts (`first`, `total`), as rolltap's clients do, and a task's "
+    "files in a `folder` or a `repository`"
+)
+"""What to do about a body that is too large."""
+
 
 class Gate:
-    """An ASGI application that wraps a plane's. `body_bytes` and `receipt_s` limit a body's size and seconds."""
+    """An ASGI application that wraps a plane's. `most_bytes` (of a path) and `receipt_s` limit bodies."""
 
     def __init__(
-        self, app: Any, admit: AdmitKey, body_bytes: int, receipt_s: float, counted: CountedSend = uncounted
+        self,
+        app: Any,
+        admit: AdmitKey,
+        most_bytes: Callable[[str], int],
+        receipt_s: float,
+        counted: CountedSend = uncounted,
     ) -> None:
         self.app = app
         self._admit = admit
-        self._body_bytes = body_bytes
+        self._most_bytes = most_bytes
         self._receipt_s = receipt_s
         self._counted = counted
 
@@ -46,11 +57,12 @@ class Gate:
             return
         try:
             await self._admit(_key(scope["headers"]))
-            body = await http.body(self._body_bytes, self._receipt_s)
+            body = await http.body(self._most_bytes(scope["path"]), self._receipt_s)
         except ClientGone:
             return
         except RolltapError as error:
-            reason = {"code": error.code, "message": error.message, "param": error.param}
+            advice = SEND_LESS if isinstance(error, BodyTooLarge) else ""
+            reason = {"code": error.code, "message": error.message + advice, "param": error.param}
             body = msgspec.json.encode({"error": reason})
             await http.refuse(WireReply(error.status, body, {"content-type": "application/json"}))
             return

@@ -8,11 +8,12 @@ cached: a count on a call's path is a dictionary look-up and an addition under a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics
+from prometheus_client.registry import Collector
 
 from rolltap.contract.trainer import AnnotationLine
 from rolltap.proxy.metrics.durations import Durations
@@ -56,11 +57,13 @@ class CallCounts:
     output: int
 
 
-class Metrics:
-    """Counters of a proxy process, on a registry of its own."""
+class Metrics(Collector):
+    """Counters of a proxy process, on a registry of its own, and its `state` (`scrape_state.py`)."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.state: Collector | None = None  # of the last scrape
         self.scraped = self.registry  # what `/metrics` shows; with several workers their sum
         self._calls = self._counter("rolltap_calls_total", "Model calls that ended.", "policy", "outcome")
         self._tokens = self._counter("rolltap_tokens_total", "Tokens of calls that ended.", "policy", "kind")
@@ -118,6 +121,10 @@ class Metrics:
             "stage",
         )
         self.loop_lag = self._durations("rolltap_event_loop_lag_seconds", "How late the event loop woke a timer.", "")
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of the state. The registry has the counters."""
+        return self.state.collect() if self.state is not None else ()
 
     def _counter(self, name: str, what: str, *labels: str) -> LabelledCounter:
         return LabelledCounter(Counter(name, what, labels, registry=self.registry))

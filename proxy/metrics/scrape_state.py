@@ -1,4 +1,4 @@
-"""The state at a scrape: the store, the queue, groups, leases, nodes and engines, for Prometheus.
+"""The state at a scrape, for Prometheus: `ProcessState` of this process, `StoreState` of what all processes share.
 
 The ledger is read at most every `KEPT_S` seconds, however often Prometheus scrapes. While it does not answer, its
 series are absent.
@@ -39,19 +39,16 @@ class FromLedger:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScrapeState(Collector):
-    """The result of a scrape. `ledger` is None while the ledger does not answer."""
+class ProcessState(Collector):
+    """What a process has and sees for itself. Workers differ in it."""
 
     condition: LogCondition
     waiting: int
     refused: int
     written_again: int
     connections: tuple[int, int] | None
-    differences: int
     forged: int
-    versions: Mapping[str, int]
     engines: Mapping[str, bool]
-    ledger: FromLedger | None
 
     def collect(self) -> Iterator[Family]:
         yield _gauge("rolltap_store_up", "1 where the store answers and takes what is written.", self.condition.store)
@@ -59,18 +56,10 @@ class ScrapeState(Collector):
             yield _gauge("rolltap_spool_room", "1 where the spool has room for a new call.", self.condition.spool)
             what = "Seconds for which facts have gone to the spool, or waited in it; 0 where it is empty."
             yield _gauge("rolltap_spool_seconds", what, self.condition.spool_s)
-        yield _gauge(
-            "rolltap_clock_ahead_seconds", "How far this clock is ahead of the store's.", self.condition.clock_ahead_s
-        )
         if self.connections is not None:
             used, most = self.connections
             yield _gauge("rolltap_store_connections_used", "Connections to Postgres in use.", used)
             yield _gauge("rolltap_store_connections_most", "Connections to Postgres that this process may open.", most)
-        yield _gauge(
-            "rolltap_proxies_differ",
-            "Things that another proxy of the store has otherwise: keys, policies.",
-            self.differences,
-        )
         refused = CounterMetricFamily("rolltap_facts_refused_total", "Acknowledged facts that the store refused.")
         refused.add_metric([], self.refused)
         yield refused
@@ -82,13 +71,31 @@ class ScrapeState(Collector):
         forged = CounterMetricFamily("rolltap_forged_handles_total", "Handles that another secret signed.")
         forged.add_metric([], self.forged)
         yield forged
-        yield _gauge_by("rolltap_policy_version", "Weights that are sampled from.", "policy", self.versions)
         yield _gauge_by("rolltap_engine_up", "1 where the engine or replica serves.", "engine", self.engines)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoreState(Collector):
+    """What is the same for all processes of a machine. `ledger` is None while the ledger does not answer."""
+
+    clock_ahead_s: float
+    differences: int
+    versions: Mapping[str, int]
+    ledger: FromLedger | None
+
+    def collect(self) -> Iterator[Family]:
+        yield _gauge("rolltap_clock_ahead_seconds", "How far this clock is ahead of the store's.", self.clock_ahead_s)
+        yield _gauge(
+            "rolltap_proxies_differ",
+            "Things that another proxy of the store has otherwise: keys, policies.",
+            self.differences,
+        )
+        yield _gauge_by("rolltap_policy_version", "Weights that are sampled from.", "policy", self.versions)
         if self.ledger is not None:
             yield from _ledger_families(self.ledger)
 
 
-def registry_of(state: ScrapeState) -> CollectorRegistry:
+def registry_of(state: Collector) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(state)
     return registry
@@ -102,7 +109,19 @@ class StateCollector:
         self._ledger_lock = asyncio.Lock()
         self._ledger_cache: tuple[float, FromLedger | None] = (float("-inf"), None)
 
-    async def collect(self) -> ScrapeState:
+    async def of_process(self) -> ProcessState:
+        services = self._services
+        return ProcessState(
+            condition=await services.call_log.condition(),
+            waiting=getattr(services.call_log, "waiting", 0),
+            refused=services.call_log.refused,
+            written_again=services.call_log.written_again,
+            connections=services.call_log.database.connections,
+            forged=services.handles.forged,
+            engines={name: up for policy in services.policies.all for name, up in engines_up(policy)},
+        )
+
+    async def of_store(self) -> StoreState:
         services = self._services
         policies = services.policies.all
         async with self._ledger_lock:
@@ -110,16 +129,10 @@ class StateCollector:
             if time.monotonic() > read_at + KEPT_S:
                 ledger = await self._read_ledger(policies)
                 self._ledger_cache = (time.monotonic(), ledger)
-        return ScrapeState(
-            condition=await services.call_log.condition(),
-            waiting=getattr(services.call_log, "waiting", 0),
-            refused=services.call_log.refused,
-            written_again=services.call_log.written_again,
-            connections=services.call_log.database.connections,
+        return StoreState(
+            clock_ahead_s=services.call_log.database.clock_ahead_s,
             differences=len(services.peers.differences),
-            forged=services.handles.forged,
             versions={policy.name: policy.version for policy in policies},
-            engines={name: up for policy in policies for name, up in engines_up(policy)},
             ledger=ledger,
         )
 

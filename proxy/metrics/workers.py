@@ -1,15 +1,17 @@
 """One set of counters for all processes of `--workers N`.
 
-Each worker writes what it counted to a file of its own, once a second where anything changed. `GET /metrics`, whichever
-worker answers, sums these files and nothing else, so that its series never fall. The file of a worker that died stays
-and counts on, without its gauges; a new server removes the files of the one before.
+Each worker writes what it counted, and its state, to a file of its own, once a second where anything changed. `GET
+/metrics`, whichever worker answers, sums these files and nothing else, so that its counters never fall. Where a gauge
+can't be summed, the worst of the workers' values counts (`WORST`). The file of a worker that died stays and counts on,
+without its gauges; a new server removes the files of the one before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,14 @@ from prometheus_client.registry import Collector
 from rolltap.decoding import from_json
 
 WRITE_EVERY_S = 1.0
+
+WORST: Mapping[str, Callable[[float, float], float]] = {
+    "rolltap_store_up": min,
+    "rolltap_spool_room": min,
+    "rolltap_engine_up": min,
+    "rolltap_spool_seconds": max,
+    "rolltap_stopping": max,
+}
 
 
 class _Family(msgspec.Struct):
@@ -40,9 +50,10 @@ class WorkerCounts(Collector):
         self._file = folder / str(os.getpid())
         self._written = b""
 
-    async def writing(self) -> None:
-        """Writes this process's counts once a second."""
+    async def writing(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Writes this process's counts once a second. `look` brings its state up to date."""
         while True:
+            await look()
             self.write()
             await asyncio.sleep(WRITE_EVERY_S)
 
@@ -73,11 +84,14 @@ class WorkerCounts(Collector):
                 continue
             lives = _lives(int(file.name))
             for family in from_json(file.read_bytes(), list[_Family]):
+                if family.kind == "gauge" and not lives:
+                    continue
                 metric = Metric(family.name, family.documentation, family.kind)
                 _, values = sums.setdefault(family.name, (metric, {}))
+                both = WORST.get(family.name, operator.add)
                 for name, labels, value in family.samples:
                     key = (name, tuple(sorted(labels.items())))
-                    values[key] = values.get(key, 0.0) + (value if lives or family.kind != "gauge" else 0.0)
+                    values[key] = both(values[key], value) if key in values else value
         for metric, values in sums.values():
             for (name, labels), value in values.items():
                 metric.add_sample(name, dict(labels), value)

@@ -1,8 +1,8 @@
 """Request bodies of the trainer and admin planes: read as the types of `rolltap.contract`, and refused in one shape.
 
 Reading a body blocks the event loop. So a long one is read in pieces, each item of its lists of structs (tasks, calls,
-entries) by itself, and agents' calls run in between. A piece that would take long is refused, because any caller with a
-known key gets this far.
+entries) by itself and long lists of numbers in several, and agents' calls run in between. A piece that would take long
+is refused, because any caller with a known key gets this far. `Gate` limits the bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 from fastapi import Request
@@ -29,16 +30,11 @@ B = TypeVar("B", bound=RequestBody)
 
 LONG_BODY = 16 << 10
 """Shorter bodies are read whole."""
-PIECE_BYTES = 8 << 20
-"""Limit of a piece that is read in one go; types have a limit of values, which take the time, besides."""
-MOST_VALUES = 1_000_000
-"""Limit of the values of a body that is read in pieces."""
 
 SLICE_S = 0.002
 """About how long the event loop is blocked at a time, and how long it is then free for others."""
 
 NO_OBJECT = "the body must be a JSON object, sent with Content-Type: application/json"
-NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")
 PLACE = " - at `$"
 FIELD = re.compile(r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 NAMES = {int: "int", float: "float", str: "str", bool: "bool", type(None): "null", list: "array", dict: "object"}
@@ -67,22 +63,14 @@ def body_of(kind: type[B]) -> Callable[[Request], Coroutine[Any, Any, B]]:
 
 async def read_body(raw: bytes, kind: type[B]) -> B:
     """The body as `kind`."""
-    if len(raw) <= LONG_BODY or (head := _head_of(kind)) is None:
+    if len(raw) <= LONG_BODY or not any(field.item for field in _fields_of(kind)):
         return _read(raw, kind)
-    if values_in(raw) > MOST_VALUES:
-        raise BodyTooLarge(f"the body has over {MOST_VALUES:,} values; send fewer at a time")
+    shape = _outline_of(kind)
     try:
-        pieces = from_json(raw, head)
+        outline = from_json(raw, shape)
     except (ValueError, RecursionError) as error:
-        raise _refusal(error, head, "") from None
-    values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind):
-        name, piece, item = field.name, getattr(pieces, field.name), _item_of(field.type)
-        if item is not None and piece is not msgspec.UNSET:
-            values[name] = [_read(bytes(one), item, f"{name}.{at}") async for at, one in paused(enumerate(piece))]
-        elif piece is not msgspec.UNSET:
-            values[name] = _read(bytes(piece), field.type, name)
-    return kind(**values)
+        raise _refusal(error, shape, "") from None
+    return await _filled(outline, kind, "")
 
 
 async def paused(items: Iterable[T]) -> AsyncIterator[T]:
@@ -95,51 +83,120 @@ async def paused(items: Iterable[T]) -> AsyncIterator[T]:
             began = time.perf_counter()
 
 
+class _Field(NamedTuple):
+    """A field of a body. `item` is the type of its items, if it is a list of bodies; `number`, if it is one of numbers;
+    `limits` is what it is annotated with."""
+
+    name: str
+    kind: Any
+    item: type[RequestBody] | None
+    number: Any
+    limits: Sequence[Any]
+
+
 @cache
-def _head_of(kind: type[RequestBody]) -> type[msgspec.Struct] | None:
-    """`kind` with raw JSON in the place of its fields and of the items of its lists of bodies; None if it has none."""
-    fields = []
-    for field in msgspec.structs.fields(kind):
-        limits = field.type.__metadata__ if get_origin(field.type) is Annotated else (msgspec.Meta(),)
-        raw: Any = msgspec.Raw if _item_of(field.type) is None else Annotated[(list[msgspec.Raw], *limits)]
-        fields.append((field.name, raw) if field.required else (field.name, raw, msgspec.UNSET))
-    if not any(_item_of(field.type) for field in msgspec.structs.fields(kind)):
-        return None
-    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, kw_only=True)
+def _fields_of(kind: type[RequestBody]) -> Sequence[_Field]:
+    return [_field(field) for field in msgspec.structs.fields(kind)]
 
 
-def _item_of(kind: Any) -> type[RequestBody] | None:
-    """The type of a list's items, if they are bodies."""
+def _field(field: msgspec.structs.FieldInfo) -> _Field:
+    kind, limits = field.type, (msgspec.Meta(),)
     if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
+        kind, limits = get_args(kind)[0], kind.__metadata__
     item = get_args(kind)[0] if get_origin(kind) in (list, Sequence) else None
-    return item if isinstance(item, type) and issubclass(item, RequestBody) else None
+    is_body = isinstance(item, type) and issubclass(item, RequestBody)
+    return _Field(field.name, field.type, item if is_body else None, item if _is_number(item) else None, limits)
 
 
-def _read(raw: bytes, kind: Any, name: str = "") -> Any:
-    """One piece: the body, or its field or item `name`."""
-    most = getattr(kind, "MOST_VALUES", RequestBody.MOST_VALUES)
-    if len(raw) > LONG_BODY and (len(raw) > PIECE_BYTES or values_in(raw) > most):
-        limits = f"at most {PIECE_BYTES >> 20} MiB and {most:,} values in one piece"
-        raise BodyTooLarge(f"{name or 'the body'}: {limits}; send less at a time")
+def _is_number(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        return _is_number(get_args(kind)[0])
+    return all(map(_is_number, get_args(kind))) if get_args(kind) else kind in (int, float, bool, NoneType)
+
+
+@cache
+def _outline_of(kind: type[RequestBody]) -> type[msgspec.Struct]:
+    """`kind` with raw JSON in the place of its fields, and outlines in that of the items of its lists of bodies."""
+    fields = []
+    for field, own in zip(_fields_of(kind), msgspec.structs.fields(kind), strict=True):
+        raw: Any = Annotated[(list[_outline_of(field.item)], *field.limits)] if field.item else msgspec.Raw
+        fields.append((field.name, raw) if own.required else (field.name, raw, msgspec.UNSET))
+    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, kw_only=True, gc=False)
+
+
+async def _filled(outline: msgspec.Struct, kind: type[B], name: str) -> B:
+    """The body or its item `name`, of its outline."""
+    values: dict[str, Any] = {}
+    for field in _fields_of(kind):
+        piece, place = getattr(outline, field.name), f"{name}.{field.name}" if name else field.name
+        if piece is msgspec.UNSET:
+            continue
+        if (item := field.item) is not None:
+            pieces = enumerate(piece)
+            values[field.name] = [await _filled(each, item, f"{place}.{at}") async for at, each in paused(pieces)]
+        elif field.number is not None and len(piece) > LONG_BODY:
+            values[field.name] = await _read_numbers(bytes(piece), field, place, kind.MOST_VALUES)
+        else:
+            values[field.name] = _read(bytes(piece), field.kind, place, kind.MOST_VALUES)
+    return kind(**values)
+
+
+async def _read_numbers(raw: bytes, field: _Field, name: str, most: int) -> Any:
+    """A long list of numbers, in pieces: all of one call or sequence come together."""
+    if not raw.startswith(b"[") or any(mark in raw[1:] for mark in b'["{'):
+        return _read(raw, field.kind, name)
+    _check_size(raw, name, most)
+    numbers: list[Any] = []
+    async for piece in paused(_cut(raw[1:-1])):
+        numbers += _read(b"[%b]" % piece, list[field.number], name, most, len(numbers))
+    whole: Any = Annotated[(list[Any], *field.limits)]
+    try:
+        return convert(numbers, whole)
+    except ValueError as error:
+        raise _refusal(error, field.kind, name) from None
+
+
+def _cut(numbers: bytes) -> Iterator[bytes]:
+    first = 0
+    while first < len(numbers):
+        end = numbers.find(b",", first + LONG_BODY)
+        end = len(numbers) if end < 0 else end
+        yield numbers[first:end]
+        first = end + 1
+
+
+def _check_size(raw: bytes, name: str, most: int) -> None:
+    if len(raw) > LONG_BODY and values_in(raw) > most:
+        raise BodyTooLarge(f"{name or 'the body'}: at most {most:,} values in one piece; send less at a time")
+
+
+def _read(raw: bytes, kind: Any, name: str = "", most: int = RequestBody.MOST_VALUES, first: int = 0) -> Any:
+    """One piece: the body, its field or item `name`, or the items of that list from `first` on."""
+    _check_size(raw, name, most)
     value = None
     try:
         value = parse_json(raw)
-        if b"\\u0000" in raw:
-            _check_text(value, name)
+        if _has_nul(raw):
+            _refuse_nul(value, name)
         return convert(value, kind, strict=False)
     except ValueError as error:
-        raise _refusal(error, kind, name, value) from None
+        raise _refusal(error, kind, name, value, first) from None
 
 
-def _check_text(value: Any, name: str) -> None:
+def _has_nul(raw: bytes) -> bool:
+    """Whether JSON has text with a NUL character."""
+    return b"\\u0000" in raw and b"\\u0000" in raw.replace(rb"\\", b"")
+
+
+def _refuse_nul(value: Any, name: str) -> None:
     for field, part in value.items() if isinstance(value, dict) and not name else [(name, value)]:
-        if NUL.search(json.dumps({field: part})) is not None:
+        if _has_nul(json.dumps({field: part}).encode()):
             raise InvalidRequest(f"{field}: text with a NUL character", param=field)
 
 
-def _refusal(error: Exception, kind: Any, name: str, value: Any = None) -> InvalidRequest:
-    """What msgspec says of a piece of the body, with the names of the whole body. `value` is the parsed piece."""
+def _refusal(error: Exception, kind: Any, name: str, value: Any = None, first: int = 0) -> InvalidRequest:
+    """What msgspec says of a piece of the body, with the names of the whole body. `value` is the parsed piece; of a
+    list, from item `first` on."""
     problem, is_placed, place = str(error).rpartition(PLACE)
     problem, place = (problem, place[:-1]) if is_placed else (place, "")
     path = re.findall(r"[^.\[\]]+|\.\.\.", place)
@@ -152,7 +209,10 @@ def _refusal(error: Exception, kind: Any, name: str, value: Any = None) -> Inval
         problem, path = FIELD_PROBLEMS[field["problem"]], [*path, field["name"]]
     elif choices := _choices(type_info(kind), path):
         problem += f"; known: {', '.join(choices)}"
-    where = ".".join([*([name] if name else []), *_named(path, problem, value)])
+    steps = list(_named(path, problem, value))
+    if first:
+        steps[0] = str(int(steps[0]) + first)
+    where = ".".join([*([name] if name else []), *steps])
     if not where:
         return InvalidRequest(NO_OBJECT)
     return InvalidRequest(f"{where}: {problem}", param=where)

@@ -10,7 +10,6 @@ with the status `stopping`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rolltap.contract.admin import Diagnosis
 from rolltap.contract.planes import StatePlane
-from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.diagnosis import ServerDiagnosis
 from rolltap.proxy.metrics.scrape_state import StateCollector, engines_up, registry_of
 from rolltap.proxy.planes.router import answer
@@ -73,16 +71,18 @@ def probes(services: Services) -> APIRouter:
     @routes.get("/ready", response_model=None, responses=readiness)
     async def ready() -> Response:
         condition = await services.call_log.condition()
-        engines = all(any(up for _, up in engines_up(policy)) for policy in services.policies.all)
+        policies = services.policies.all
+        engines = all(any(up for _, up in engines_up(policy)) for policy in policies)
         takes_calls = condition.takes_calls and engines and not services.stopping
+        lacks_model = any(policy.lacks_model for policy in policies if policy.up)  # by its engines' last probe
         state = Readiness(
             status="stopping" if services.stopping else "ready" if takes_calls else "not ready",
             store="ok" if condition.store else "away",
             spool=SPOOL[condition.spool],
             engines="up" if engines else "down",
-            models=_models(services.policies.all),
-            weights="wrong" if any(policy.wrong_weights for policy in services.policies.all) else "right",
-            tokenizers="differ" if any(policy.wrong_tokenizer for policy in services.policies.all) else "same",
+            models="missing" if lacks_model else "served" if all(policy.up for policy in policies) else "unknown",
+            weights="wrong" if any(policy.wrong_weights for policy in policies) else "right",
+            tokenizers="differ" if any(policy.wrong_tokenizer for policy in policies) else "same",
             clock="off" if condition.clock_is_off else "ok",
             proxies="differ" if services.peers.differences else "same",
         )
@@ -91,21 +91,15 @@ def probes(services: Services) -> APIRouter:
     return routes
 
 
-def _models(policies: Sequence[Policy]) -> Literal["served", "missing", "unknown"]:
-    """Whether the engines list the policies' models, as far as they answered their last probe."""
-    if any(policy.lacks_model for policy in policies if policy.up):
-        return "missing"
-    return "served" if all(policy.up for policy in policies) else "unknown"
-
-
 @dataclass(frozen=True)
 class StateRoutes(Routes, StatePlane):
     collector: StateCollector
 
     async def metrics(self) -> Any:
-        now = generate_latest(registry_of(await self.collector.collect()))
-        content = generate_latest(self.services.recorder.metrics.scraped) + now
-        return Response(content, media_type=CONTENT_TYPE_LATEST)
+        metrics, collector = self.services.recorder.metrics, self.collector
+        metrics.state = await collector.of_process()
+        of_store = generate_latest(registry_of(await collector.of_store()))
+        return Response(generate_latest(metrics.scraped) + of_store, media_type=CONTENT_TYPE_LATEST)
 
     async def diagnosis(self) -> Diagnosis:
         return await ServerDiagnosis(self.services).run()

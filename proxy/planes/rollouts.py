@@ -131,7 +131,7 @@ class TaskRoutes(Routes, TaskPlane):
             await _check_fork(self.services, task, cast.policy)
             tasks.append(task)
         terms = (tuple(tasks), tuple(body.tags), body.rule, body.priority)
-        spec = SubmissionSpec(cast.policy, body.n, *terms, cast.roles, cast.also)
+        spec = SubmissionSpec(cast.policy, body.n, *terms, cast.roles, cast.also, body.first, body.total)
         return await self.services.ledger.submissions.submit(spec, submission_id=body.id)
 
     async def list_submissions(self, limit: int = 50) -> admin.SubmissionList:

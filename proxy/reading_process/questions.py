@@ -20,6 +20,7 @@ from rolltap.calllog.facts import CallLog
 from rolltap.contract.admin import ClosedSession, HarnessLog
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.decoding import from_json
+from rolltap.errors import RecordTooLarge
 from rolltap.ledger.rebuilding import (
     BrokenGroups,
     LocalRebuilder,
@@ -30,7 +31,7 @@ from rolltap.ledger.rebuilding import (
 )
 from rolltap.proxy.call.budget import REACHED
 from rolltap.reading.log_check import compare, recorded_replies
-from rolltap.types import LogCheck, Trajectory
+from rolltap.types import Grade, LogCheck, LogVerdict, SessionFinding, Trajectory
 
 P = ParamSpec("P")
 Question = Callable[Concatenate[Any, P], Awaitable[Any]]
@@ -145,16 +146,23 @@ class SessionEnds:
 
         `also`: the policies that are trained in it beside its own.
         """
-        rows = await self._log.rows(session_id) if has_cap else ()
+        try:
+            rows = await self._log.rows(session_id) if has_cap else ()
+            (trajectory,) = await self._trajectories([session_id])
+        except RecordTooLarge as error:
+            finding = SessionFinding(error.code, Grade.FATAL, 1, error.message)
+            return ClosedSession(session_id, capped=False, answered=True, findings=(finding,))
         capped = any(REACHED in row.completion.error for row in rows if row.completion)
-        (trajectory,) = await self._trajectories([session_id])
         others = [(await self._trajectories([session_id], policy))[0] for policy in also if not answered(trajectory)]
         return ClosedSession(session_id, capped, any(map(answered, (trajectory, *others))), trajectory.findings)
 
     async def compared(self, session_id: str, log: HarnessLog) -> LogCheck:
         """Returns whether `log` agrees with the record."""
-        rows, session = await self._log.rows(session_id), await self._log.session(session_id)
-        if session is not None and session.origin is not None:
-            rows = [*await self._log.chain(session.origin), *rows]
-        (trajectory,) = await self._trajectories([session_id])
-        return await asyncio.to_thread(lambda: compare(log, recorded_replies(rows, trajectory)))
+        try:
+            rows, session = await self._log.rows(session_id), await self._log.session(session_id)
+            if session is not None and session.origin is not None:
+                rows = [*await self._log.chain(session.origin), *rows]
+            (trajectory,) = await self._trajectories([session_id])
+            return await asyncio.to_thread(lambda: compare(log, recorded_replies(rows, trajectory)))
+        except RecordTooLarge as error:
+            return LogCheck(LogVerdict.NONE, error.message)

@@ -129,7 +129,9 @@ def _steps(item: ExportItem, conversation: Conversation) -> list[dict[str, Any]]
     for entry in conversation.recorded:
         message = entry.message
         if message["role"] == "tool" and agent is not None:
-            _observe(callers.get(message.get("tool_call_id", ""), agent), message)
+            caller = callers.get(message.get("tool_call_id", ""), agent)
+            known = {call["tool_call_id"] for call in caller.get("tool_calls", ())}
+            caller.setdefault("observation", {"results": []})["results"].append(_result(message, known))
             continue
         if entry.call_id is None:
             step = _message_step(message)
@@ -201,12 +203,6 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
         "function_name": call["function"]["name"],
         "arguments": arguments if isinstance(arguments, Mapping) else {"input": arguments},
     }
-
-
-def _observe(step: dict[str, Any], message: Message) -> None:
-    """Adds a tool's result to the agent step that called it."""
-    known = {call["tool_call_id"] for call in step.get("tool_calls", ())}
-    step.setdefault("observation", {"results": []})["results"].append(_result(message, known))
 
 
 def _result(message: Message, known: Collection[str]) -> dict[str, Any]:

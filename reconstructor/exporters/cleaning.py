@@ -184,7 +184,10 @@ class NgramIndex:
         self.digests: list[str] = []
         self._grams: dict[int, int] = {}
         for index, file in enumerate(files):
-            content = _content_of(file)
+            try:
+                content = file.read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as error:
+                raise DatasetError(f"--decontaminate: can't read {file}: {error}") from error
             self.digests.append(hashlib.sha256(content.encode()).hexdigest())
             for text in _texts_of(file, content):
                 for gram in self._ngrams(text):
@@ -208,13 +211,6 @@ class NgramIndex:
         words = WORD.findall(text.lower())
         for start in range(max(len(words) - self.words + 1, min(len(words), 1))):
             yield hash(tuple(words[start : start + self.words]))
-
-
-def _content_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"--decontaminate: can't read {file}: {error}") from error
 
 
 def _texts_of(file: Path, content: str) -> Iterable[str]:

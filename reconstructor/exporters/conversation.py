@@ -184,7 +184,7 @@ def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> li
             continue  # a fork goes on inside this reply, with the same request
         if text is None or (train and text.reply is None):
             return None
-        if replied and not _echoes_a_reply(text, known):
+        if replied and not (known <= len(text.messages) and text.messages[known - 1]["role"] == "assistant"):
             known -= 1  # the client omitted the previous reply from its history
         new = list(text.messages[known:])
         for index, message in reversed([each for each in text.injected if each[0] >= known]):
@@ -262,10 +262,6 @@ def _file_of(url: str) -> bytes | None:
         return base64.b64decode(data, validate=True) if head.lower().startswith("data:") else None
     except (binascii.Error, ValueError):
         return None
-
-
-def _echoes_a_reply(text: CallText, known: int) -> bool:
-    return known <= len(text.messages) and text.messages[known - 1]["role"] == "assistant"
 
 
 def _plain(message: Message, form: MessageForm, ids: dict[str, str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rolltap.reconstructor.exporters.base import (
     texts_behind,
 )
 from rolltap.reconstructor.exporters.conversation import Conversation, as_text, content_text, conversations
+from rolltap.types import Float32, Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +54,47 @@ class NemoGym:
 
     def _values(self, item: ExportItem, conversation: Conversation, index: int) -> dict[str, Any]:
         opening = conversation.opening
-        request_items = [each for message in conversation.recorded[:opening] for each in _items(message.message, "in")]
+        before = conversation.recorded[:opening]
         output: list[dict[str, Any]] = []
         for place, each in enumerate(conversation.recorded[opening:]):
-            output += _items(each.message, str(place))
+            output += items_of(each.message, str(place))
             if each.train and each.call_id is not None:
                 call = item.calls[each.call_id]
-                output[-1] |= {
-                    "prompt_token_ids": call.prompt_ids,
-                    "generation_token_ids": call.output_ids,
-                    "generation_log_probs": call.logprobs,
-                }
+                output[-1] |= token_fields(call.prompt_ids, call.output_ids, call.logprobs)
         first = item.texts[next(each.call_id for each in conversation.recorded if each.call_id is not None)]
-        request = {"input": request_items, "tools": [_tool(tool) for tool in conversation.tools], **first.sampled_at}
-        response = {
-            "id": f"resp_{item.session.id}",
-            "created_at": first.created_at,
-            "model": item.session.policy,
-            "object": "response",
-            "output": output,
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": request["tools"],
-        }
+        asked = [each for message in before for each in items_of(message.message, "in")]
+        tools = [_tool(tool) for tool in conversation.tools]
+        response = response_of(item.session.id, item.session.policy, output, first.created_at)
         return {
             "_ng_task_index": stable_number(item.group_id or item.session.id),
             "_ng_rollout_index": index,
             "agent_ref": {"name": self.agent or item.harness or "agent"},
-            "responses_create_params": request,
-            "response": response,
+            "responses_create_params": {"input": asked, "tools": tools, **first.sampled_at},
+            "response": {**response, "tools": tools},
             **item.labels(),
         }
 
 
-def _items(message: Message, place: str) -> list[dict[str, Any]]:
+def response_of(session_id: str, model: str, output: Sequence[Mapping[str, Any]], created_at: float) -> dict[str, Any]:
+    """A session as a response of the Responses API."""
+    return {
+        "id": f"resp_{session_id}",
+        "created_at": created_at,
+        "model": model,
+        "object": "response",
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def token_fields(prompt_ids: Int32, output_ids: Int32, logprobs: Float32) -> dict[str, Any]:
+    """What the last item of a trained reply has beside its text."""
+    return {"prompt_token_ids": prompt_ids, "generation_token_ids": output_ids, "generation_log_probs": logprobs}
+
+
+def items_of(message: Message, place: str) -> list[dict[str, Any]]:
     """A message as items of the Responses API. A reply's text comes before its tool calls."""
     if message["role"] == "tool":
         fields = {"call_id": message.get("tool_call_id", ""), "output": content_text(message)}

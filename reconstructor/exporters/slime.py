@@ -59,6 +59,8 @@ def _sample(item: ExportItem, segment: Segment, index: int, conversation: Conver
     messages = conversation.messages() if conversation is not None else []
     opening = conversation.opening if conversation is not None else 0
     group = item.group_id or item.session.id
+    is_late = item.rollout is not None and item.rollout.status is RolloutStatus.TIMED_OUT
+    is_cut = item.calls[last_span(segment).call_id].finish is Finish.LENGTH
     return {
         "group_index": stable_number(group),
         "index": stable_number(f"{item.session.id}:{index}"),
@@ -73,14 +75,7 @@ def _sample(item: ExportItem, segment: Segment, index: int, conversation: Conver
         "weight_versions": [str(version) for version in sorted(set(versions.tolist())) if version != NO_VERSION],
         "rollout_log_probs": segment.logprobs[start:end],
         "remove_sample": False,
-        "status": _status(item, segment),
+        "status": "truncated" if is_late or is_cut else "completed",
         "metadata": {**item.labels(), "raw_reward": item.reward, "agent": segment.agent},
         "session_id": item.session.id,
     }
-
-
-def _status(item: ExportItem, segment: Segment) -> str:
-    """slime's status. "truncated": the rollout timed out, or its last trained reply reached the token limit."""
-    late = item.rollout is not None and item.rollout.status is RolloutStatus.TIMED_OUT
-    cut = item.calls[last_span(segment).call_id].finish is Finish.LENGTH
-    return "truncated" if late or cut else "completed"

@@ -147,31 +147,10 @@ def _versions(segment: Segment) -> np.ndarray:
     return segment.versions[segment.loss_mask]
 
 
-def _own_calls(item: ExportItem) -> int:
-    """The calls without those of a fork's origin."""
-    return sum(not call.sampled_by for call in item.calls.values())
-
-
 def _last_finish(item: ExportItem) -> str | None:
     """How the agent's last reply ended."""
     agents = [call for call in item.calls.values() if item.kinds.get(call.id) is CallKind.MAIN]
     return agents[-1].finish.value if agents else None
-
-
-def _tampering(item: ExportItem) -> int:
-    return sum(item.rollout.tampering.values()) if item.rollout else 0
-
-
-def _unprotected(item: ExportItem) -> int:
-    return int(item.rollout is not None and bool(item.rollout.unprotected))
-
-
-def _tools(item: ExportItem) -> list[str]:
-    return sorted({tool["function"]["name"] for text in item.texts.values() for tool in text.tools})
-
-
-def _words(item: ExportItem) -> list[str]:
-    return [str(message.get("content") or "") for text in item.texts.values() for message in text.conversation]
 
 
 ITEM_FIELDS: Mapping[str, Field] = {
@@ -184,18 +163,36 @@ ITEM_FIELDS: Mapping[str, Field] = {
     "status": Field("text", lambda item: item.rollout.status.value if item.rollout else None, "how the rollout ended"),
     "scoring": Field("text", lambda item: item.rollout.scoring.value if item.rollout else None, "what its reward is"),
     "reward": Field("number", lambda item: item.reward, "sum of the rollout-scope rewards"),
-    "tampering": Field("number", _tampering, "attempts of its agent to tamper, of any kind"),
+    "tampering": Field(
+        "number",
+        lambda item: sum(item.rollout.tampering.values()) if item.rollout else 0,
+        "attempts of its agent to tamper, of any kind",
+    ),
     "tampered": Field("list", lambda item: list(item.rollout.tampering) if item.rollout else [], "their kinds"),
-    "unprotected": Field("number", _unprotected, "1 if code of its agent could have written its reward, else 0"),
+    "unprotected": Field(
+        "number",
+        lambda item: int(item.rollout is not None and bool(item.rollout.unprotected)),
+        "1 if code of its agent could have written its reward, else 0",
+    ),
     "date": Field("date", lambda item: item.session.created_at, "when the session was opened (UTC)"),
-    "calls": Field("number", _own_calls, "calls of the session"),
+    "calls": Field(  # without those of a fork's origin
+        "number", lambda item: sum(not call.sampled_by for call in item.calls.values()), "calls of the session"
+    ),
     "finish": Field("text", _last_finish, "how the agent's last reply ended"),
     "dialect": Field("list", lambda item: [text.dialect for text in item.texts.values()], "protocols of its calls"),
     "model": Field("list", lambda item: [str(t.sampling.get("model")) for t in item.texts.values()], "engine's models"),
     "break": Field("list", lambda item: [b.reason.value for b in item.trajectory.breaks], "reasons of its breaks"),
     "finding": Field("list", lambda item: [finding.name for finding in item.trajectory.findings], "its findings"),
-    "tools": Field("list", _tools, "names of the tools that were offered"),
-    "text": Field("list", _words, "what was said in any message"),
+    "tools": Field(
+        "list",
+        lambda item: sorted({tool["function"]["name"] for text in item.texts.values() for tool in text.tools}),
+        "names of the tools that were offered",
+    ),
+    "text": Field(
+        "list",
+        lambda item: [str(each.get("content") or "") for text in item.texts.values() for each in text.conversation],
+        "what was said in any message",
+    ),
     "tag": Field("tags", lambda item: item, "a tag of the group or task; tag.NAME is a session's tag"),
 }
 CALL_FIELDS = ("calls", "finish", "dialect", "model", "break", "finding", "tools", "text")

@@ -352,16 +352,12 @@ def _message_struct(message: Mapping[str, Any], *, encoded: bool, parts: bool) -
         raise RowError("messages with `loss` don't fit Parquet; use --container jsonl")
     if not parts and not isinstance(message.get("content"), str | None):
         raise RowError("content with images does not fit Parquet; use --container jsonl")
-    calls = [
-        {**call, "function": _text_function(call["function"], encoded=encoded)}
-        for call in message.get("tool_calls") or ()
-    ]
+    calls = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        arguments = json.dumps(arguments, ensure_ascii=False) if encoded else arguments
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls or None}
-
-
-def _text_function(function: Mapping[str, Any], *, encoded: bool) -> dict[str, Any]:
-    arguments = function["arguments"]
-    return {**function, "arguments": json.dumps(arguments, ensure_ascii=False) if encoded else arguments}
 
 
 def _data_url(image: bytes) -> str:

@@ -27,6 +27,7 @@
     ├── StoreError               the call log and the ledger
     │   ├── StoreUnavailable     503
     │   └── RecordCorrupt              a stored row that fails its checks
+    │       └── RecordTooLarge         a session that takes more memory than a reader may use
     ├── LedgerError              the trainer's contract
     │   ├── UnknownPolicy        404
     │   ├── LeaseLost            409   expired, foreign, or fenced by a newer lease
@@ -264,6 +265,12 @@ class RecordCorrupt(StoreError):
     """A stored row fails its checks."""
 
     code = "record_corrupt"
+
+
+class RecordTooLarge(RecordCorrupt):
+    """The calls of a session take more memory than a reader may use: its agent made too many, of too long prompts."""
+
+    code = "record_too_large"
 
 
 class LedgerError(RolltapError):

@@ -153,7 +153,9 @@ class TiledRule(ImageRule):
         added, merge = _added_tokens(folder), 2
         if not {TILED, *AROUND_TILES} <= added.keys():
             return None
-        size, tokens = settings["size"], int(_processor_settings(folder).get("image_seq_length", 256))
+        processor = folder / SETTINGS[1]  # of text and images
+        tokens = int((_read(processor) if processor.is_file() else {}).get("image_seq_length", 256))
+        size = settings["size"]
         if size["height"] != size["width"] or math.isqrt(tokens) ** 2 != tokens:
             raise ValueError(f"tiles of {size} pixels with {tokens} tokens are no squares")
         before, after = ((added[token],) for token in AROUND_TILES)
@@ -358,12 +360,6 @@ def _processor(folder: Path) -> dict[str, Any]:
             settings = _read(folder / name)
             return settings.get("image_processor", settings)
     return {}
-
-
-def _processor_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the processor of text and images; empty if the folder has none."""
-    path = folder / SETTINGS[1]
-    return _read(path) if path.is_file() else {}
 
 
 def _processor_class(folder: Path) -> str:

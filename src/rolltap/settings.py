@@ -85,7 +85,6 @@ class LimitSettings(Section):
         gt=0,
         description="longest wait for the store, of a call that may continue a call of another proxy",
     )
-    request_mb: float = Field(default=64, gt=0, description="largest request body of the trainer and admin planes")
     connections: int = Field(default=4096, ge=1, description="open connections per plane")
     connections_per_key: int = Field(default=1024, ge=1, description="open connections of one key per plane")
     session_ttl_s: float = Field(default=86_400, gt=0, description="life of a session key")

@@ -13,7 +13,7 @@ import json
 import re
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from sys import getsizeof
@@ -102,11 +102,14 @@ class HubTokenizer:
         self._special_starts = tuple({literal[0] for literal in literals if literal})
         self._beginnings = frozenset(literal[:size] for literal in literals for size in range(1, len(literal)))
         self._longest = max(map(len, literals), default=0)
-        self.eos_token_id = self._id_of(self.config.get("eos_token"))
+        end = self.config.get("eos_token")
+        end = end.get("content") if isinstance(end, dict) else end
+        self.eos_token_id = self._tokenizer.token_to_id(end) if end else None
         known = self._tokenizer.id_to_token
         self.end_token_ids = tuple(end for end in _read_end_tokens(root) if end >= 0 and known(end) is not None)
         """The tokens that end a reply by the model's `generation_config.json`; empty without one."""
-        self._size = _first_gap(self._tokenizer.get_vocab(with_added_tokens=True).values())  # ids below are tokens
+        ids = set(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self._size = next(number for number in range(len(ids) + 1) if number not in ids)  # all ids below are tokens
         self._pieces = TokenPieces(self._tokenizer.id_to_token)
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
@@ -134,10 +137,6 @@ class HubTokenizer:
     def encode_as_is(self, text: str) -> list[int]:
         """The ids of `text` as servers encode it: literals of added tokens become these."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def _id_of(self, token: Any) -> int | None:
-        content = token.get("content") if isinstance(token, dict) else token
-        return self._tokenizer.token_to_id(content) if content else None
 
     def _is_text(self, token: Any) -> bool:
         """Whether an added token is ordinary text: in the model's vocabulary and not used by the chat template."""
@@ -258,12 +257,6 @@ class TextStream:
         text, size = codecs.utf_8_decode(data, "replace", is_last)
         self._held = data[size:]
         return text
-
-
-def _first_gap(ids: Iterable[int]) -> int:
-    """The least number that is none of `ids`."""
-    known = set(ids)
-    return next(number for number in range(len(known) + 1) if number not in known)
 
 
 def _read_end_tokens(folder: Path) -> tuple[int, ...]:

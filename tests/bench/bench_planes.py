@@ -7,7 +7,8 @@ earlier ones have ended, and each is timed from the moment it was due. Beside th
 * `flood`: the same as fast as they are refused, each over a connection of its own;
 * `lease`: leases of many large groups, which are given back;
 * `read`: all tokens of a long call, a session's trajectory, a search, one HTML file of a group, again and again;
-* `submit`: an admin's request of `--submit-mb` MB to queue tasks.
+* `submit`: an admin's request of `--submit-mb` MB to queue tasks;
+* `odd`: bodies of 1 MiB that hold what is slow to read, and are refused.
 
 Each round is a stretch of nothing and one of each of them; figures are medians over the rounds, and the differences
 are taken within a round. Memory is that of the server and its children, the most seen while the work runs.
@@ -46,6 +47,7 @@ REPORT = Path("reports") / "bench_planes.json"
 CORES = os.sched_getaffinity(0)
 JUNK_BYTES = 300_000_000
 JUNK_EVERY_S = 0.1
+MIB = 1 << 20
 ADMIN = {"Authorization": f"Bearer {KEYS['admin']}"}
 PLANES = ("agent", "trainer", "admin")
 
@@ -200,21 +202,42 @@ def read(urls: dict[str, str], _submit_mb: float) -> Iterator[None]:
 
 def submit(urls: dict[str, str], submit_mb: float) -> Iterator[None]:
     """Many small values, the slowest to check; the policy is unknown, so nothing is queued."""
-    import urllib.error
-    import urllib.request
-
     task = {"id": "t", "instruction": "look", "spec": {"files": {f"f{n}": "" for n in range(200)}}, "tags": []}
     count = max(1, int(submit_mb * 1e6 / len(json.dumps(task))))
     body = json.dumps({"policy": "nobody", "n": 1, "tasks": [task] * count}).encode()
     while True:
-        headers = {**ADMIN, "content-type": "application/json"}
-        request = urllib.request.Request(urls["admin"] + "/tasks", data=body, headers=headers)
-        with suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(request, timeout=120).close()
+        _post(urls["admin"] + "/tasks", KEYS["admin"], body)
         yield
 
 
-WORKS = {"junk": paced_junk, "flood": junk, "lease": lease, "read": read, "submit": submit}
+def odd(urls: dict[str, str], _submit_mb: float) -> Iterator[None]:
+    def filled(head: bytes, unit: bytes, tail: bytes) -> bytes:
+        return head + unit * ((MIB - len(head) - len(tail)) // len(unit)) + tail
+
+    tasks, call = b'{"policy":"p","n":1,"tasks":[', b'{"token":1,"version":1,"calls":[{"call_id":"c","logprobs":['
+    small = b'{"id":"t","instruction":""}'
+    to_admin = filled(tasks, b"1,", b"1]}"), filled(tasks, small + b",", small + b"]}")
+    to_trainer = filled(call, b"0,", b"0]}]}"), filled(call, b"-0.125,", b"-0.125]}]}")
+    while True:
+        for body in to_admin:
+            _post(urls["admin"] + "/tasks", KEYS["admin"], body)
+            yield
+        for body in to_trainer:
+            _post(urls["trainer"] + "/leases/none/annotations", KEYS["trainer"], body)
+            yield
+
+
+def _post(address: str, key: str, body: bytes) -> None:
+    """Sends what is refused."""
+    import urllib.error
+    import urllib.request
+
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    with suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(urllib.request.Request(address, data=body, headers=headers), timeout=120).close()
+
+
+WORKS = {"junk": paced_junk, "flood": junk, "lease": lease, "read": read, "submit": submit, "odd": odd}
 
 
 def do(work: str, urls: dict[str, str], seconds: float, submit_mb: float) -> None:
@@ -277,7 +300,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=40, help="agent calls a second")
     parser.add_argument("--seconds", type=float, default=4, help="length of a stretch")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--submit-mb", type=float, default=8)
+    parser.add_argument("--submit-mb", type=float, default=1, help="a body has up to 1 MiB")
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--nice", type=int, default=0, help="-15 on a machine that others use, too; needs root")
     parser.add_argument("--work", help=argparse.SUPPRESS)

@@ -39,6 +39,7 @@ WIRES = {
     **{f"{kind}:{scripted_wire(kind)}": kind for kind in OUTSIDE},
 }
 EXPERTS = {"vllm-experts": "vllm", "sglang": "sglang", "sglang-incremental": "sglang"}
+BUDGETS = {"vllm-thinking": "vllm", "vllm-completions-thinking": "vllm"}
 MASKS = {"vllm-masks": "vllm", "sglang": "sglang", "sglang-without-masks": "sglang"}
 
 PROMPT = [5, 6, 7, 8]
@@ -86,7 +87,7 @@ Start = Callable[..., AbstractAsyncContextManager[World]]
 
 def starter(wire: str) -> Start:
     """Starts worlds: the turns that every prompt gets (or a function that says them), and the client's settings."""
-    kind: Any = {**WIRES, **EXPERTS, **MASKS}[wire]
+    kind: Any = {**WIRES, **EXPERTS, **MASKS, **BUDGETS}[wire]
 
     @asynccontextmanager
     async def started(

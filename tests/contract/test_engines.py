@@ -150,7 +150,9 @@ async def test_the_probe_tells_what_the_server_gives(start: Start, mode: str):
     assert facts.max_context == 4096
     assert facts.weight_updates
     assert facts.logprobs_mode == mode
-    assert len(facts.notes) == (mode == "raw") + (not facts.weight_versions)
+    budgets = sum("budget" in note for note in facts.notes)
+    assert budgets == (facts.kind == "sglang" or mode == "processed")
+    assert len(facts.notes) == (mode == "raw") + (not facts.weight_versions) + budgets
 
 
 async def test_llama_cpp_says_what_it_can_not(tmp_path: Path):

@@ -173,5 +173,5 @@ def test_all_files_of_a_log_are_bounded_together(left: Left, monkeypatch: pytest
 def test_a_log_that_the_server_would_not_take_is_not_sent(left: Left) -> None:
     steps = [{"source": "agent", "tool_calls": [{"tool_call_id": "x" * 256}] * 1024}] * 50
     (left.home_folder / "trajectory.json").write_text(json.dumps({"schema_version": "ATIF-v1.5", "steps": steps}))
-    assert "ids have more than 4 MB" in read("command", left).problem
+    assert "ids have more than 1 MB" in read("command", left).problem
     assert LogEntry("assistant") == LogEntry("assistant", "", None, ())

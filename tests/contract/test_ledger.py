@@ -312,14 +312,15 @@ async def test_a_mean_reward_is_of_the_usable_rollouts(world: World) -> None:
     assert [one.group.id for one in replay.groups] == [group.id]
 
 
-async def test_a_rollout_whose_record_is_corrupt_ends_unscorable(world: World) -> None:
+@pytest.mark.parametrize(("code", "cause"), {"corrupt": Cause.INFRASTRUCTURE, "too_large": Cause.AGENT}.items())
+async def test_a_rollout_whose_record_can_not_be_read_ends_unscorable(world: World, code: str, cause: Cause) -> None:
     group = await world.open(2)
     broken, fine = [await world.start(rollout) for rollout in group.rollouts]
-    world.corrupt.add(str(broken.session_id))
+    getattr(world, code).add(str(broken.session_id))
     ended = await world.finish(broken, 1.0, reason="done")
     assert (ended.status, ended.scoring) == (RolloutStatus.FAILED, Scoring.UNSCORABLE)
-    assert ended.cause is Cause.INFRASTRUCTURE
-    assert ended.reason.startswith("record_corrupt: ")
+    assert ended.cause is cause
+    assert ended.reason.startswith(f"record_{code}: ")
     assert ended.reason.endswith("; done")
     await world.finish(fine, 1.0)
     assert await status(world, group.id) is GroupStatus.COMPLETE

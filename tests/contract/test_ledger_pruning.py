@@ -180,6 +180,18 @@ async def test_a_submission_goes_as_a_whole(old: World, database: Database) -> N
 
 
 @in_module
+async def test_a_submission_whose_parts_stay_away_goes(old: World, database: Database) -> None:
+    part = SubmissionSpec("policy", 1, (Task("t", "do it"),), total=2)
+    await old.ledger.submissions.submit(part, submission_id="s")
+    await pruned(database, before=await database.now() - 3600)
+    with pytest.raises(NotFound, match="1 of its 2 tasks have come"):
+        await old.ledger.submissions.get("s")
+    await pruned(database)
+    with pytest.raises(NotFound, match="no submission 's'"):
+        await old.ledger.submissions.get("s")
+
+
+@in_module
 async def test_the_database_lets_go_of_no_other_reward(old: World, database: Database) -> None:
     await trained(old, 1)
     await trained(old, 2)

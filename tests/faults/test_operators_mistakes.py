@@ -341,7 +341,17 @@ def one_more_policy_on_one_proxy(site: Site) -> tuple[dict[str, str], str, str]:
 
 def too_many_connections(site: Site) -> tuple[dict[str, str], str, str]:
     site.settings["store"] = {"url": site.database("crowded"), "connections": 99}
-    return {"store": "ok"}, "", "raise max_connections .*or set store.connections = "
+    words = r"the server allows 97 connections .*, and this process may open 99"
+    return {"store": "ok"}, words, "raise max_connections .*or set store.connections = "
+
+
+def role_with_few_connections(site: Site) -> tuple[dict[str, str], str, str]:
+    url = urlsplit(site.database("few"))
+    order(site.postgres.url(), "DROP ROLE IF EXISTS few", "CREATE ROLE few LOGIN CONNECTION LIMIT 12")
+    order(site.postgres.url(), "ALTER DATABASE few OWNER TO few")
+    site.settings["store"] = {"url": url._replace(netloc=f"few@127.0.0.1:{url.port}").geturl()}
+    words = r"the server allows 12 connections .*, and this process may open 30"
+    return {"store": "ok"}, words, "raise max_connections .*or set store.connections = "
 
 
 def few_descriptors(site: Site) -> tuple[dict[str, str], str, str]:
@@ -356,7 +366,7 @@ def spool_in_memory(site: Site) -> tuple[dict[str, str], str, str]:
 
 RUNS = (
     clock_off, engine_away, model_that_the_engine_lacks, engine_with_another_tokenizer, other_keys,
-    one_more_policy_on_one_proxy, too_many_connections, few_descriptors, spool_in_memory,
+    one_more_policy_on_one_proxy, too_many_connections, role_with_few_connections, few_descriptors, spool_in_memory,
 )  # fmt: skip
 
 

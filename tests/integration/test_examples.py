@@ -155,7 +155,7 @@ def test_the_recipe_of_the_example_is_one() -> None:
     assert (recipe.__name__, recipe.settings) == ("Bolder", {"loss": {"clip_high": 0.28}})
 
 
-TINY = {"trace": 8, "appo": 4, "tcod": 3, "tree_grpo": 3, "user_dialogue": 2}
+TINY = {"trace": 8, "appo": 4, "tcod": 3, "tree_grpo": 3, "user_dialogue": 6}
 """The examples that the tiny model plays, and the least groups that they leave."""
 
 
@@ -171,6 +171,7 @@ def test_an_example_runs_on_the_tiny_model_and_is_trained(name: str) -> None:
     assert found["groups"] >= TINY[name]
     assert found["step"]["groups"] == found["groups"]
     assert found["step"]["tokens"] > 0
+    assert found["step"]["grad_norm"] > 0
     played = found["played"]
     if name == "appo":
         assert all(len({place[1] for place in one["places"]}) == 2 for one in played), "scores of real entropies"
@@ -181,3 +182,5 @@ def test_an_example_runs_on_the_tiny_model_and_is_trained(name: str) -> None:
         assert [one["kept"] for one in played] == [2, 1, 0]
     if name == "trace":
         assert len(played["forks"]) == 8
+    if name == "user_dialogue":
+        assert len({one["goes on"] for one in played}) == 3

@@ -290,7 +290,8 @@ async def test_what_the_model_cannot_be_shown_is_refused_or_a_line(tmp_path: Pat
     ("wire", "kind", "words"),
     [
         ("sglang", "sglang", "engine main (sglang) takes no images"),
-        ("vllm-completions", "vllm", "no images with token"),
+        ("vllm-completions", "vllm", "engine main (vllm) takes no images with token"),
+        ("vllm", "rolltap", "engine main (rolltap) takes no images"),
     ],
 )
 async def test_an_engine_without_images_is_named(tmp_path: Path, wire: str, kind: str, words: str):

@@ -83,8 +83,9 @@ async def test_every_series_that_is_asked_for_is_served(tmp_path: Path):
 async def test_the_connections_to_postgres_are_served(tmp_path: Path, postgres_url: str) -> None:
     settings = Settings.model_validate({"data": tmp_path, "store": {"url": postgres_url, "connections": 8}})
     async with Rolltap.running(settings) as app:
-        state = await StateCollector(app.services).collect()
-        values = {family.name: family.samples[0].value for family in state.collect() if family.samples}
+        collector = StateCollector(app.services)
+        families = [*(await collector.of_process()).collect(), *(await collector.of_store()).collect()]
+        values = {family.name: family.samples[0].value for family in families if family.samples}
     assert values["rolltap_store_connections_most"] == 6  # its reading process has the others
     assert 0 <= values["rolltap_store_connections_used"] <= 6
     assert abs(values["rolltap_clock_ahead_seconds"]) < 2

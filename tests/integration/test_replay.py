@@ -128,7 +128,7 @@ async def test_from_the_tasks_spec_alone(home: House, tmp_path: Path) -> None:
 async def test_who_may_replay_what(home: House) -> None:
     empty = await home.client.open_session(policy=POLICY)
     with pytest.raises(InvalidRequest, match="has no calls on record"):
-        await home.client.open_replay(empty.session_id, ttl=60)
+        await home.client.open_replay(empty.session_id)
     with pytest.raises(NotFound):
         await home.client.open_replay("nosuchsession", ttl=60)
     async with AdminClient(home.urls["admin"], home.app.settings.keys.runner) as runner:

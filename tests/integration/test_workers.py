@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.metrics.workers import WRITE_EVERY_S
 
 from ..conftest import PostgresServer, free_port
 
@@ -96,8 +99,26 @@ async def test_any_worker_serves_any_session(tmp_path: Path, postgres: PostgresS
             calls = (await reply.json())["calls"]
         assert [call["outcome"] for call in calls] == ["completed"] * TURNS
         assert [call["break_"] for call in calls] == [None] * TURNS
+        await asyncio.sleep(3 * WRITE_EVERY_S)  # the other worker's counts are that old at most
+        seen = [await counters(http, admin) for _ in range(TURNS)]
+        assert TURNS - TURNS // 2 <= seen[0]["rolltap_calls_total"] <= TURNS
+        assert [each for each in seen if each != seen[0]] == [], "they differ by the worker that answers"
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+COUNTERS = re.compile(r"^(rolltap_(?:calls|facts|forged|flaws|tokens)\w*_total)(?:\{.*\})? (\S+)$", re.MULTILINE)
+
+
+async def counters(http: aiohttp.ClientSession, admin: str) -> dict[str, float]:
+    """The counters of calls and of the record, as a scrape has them."""
+    async with http.get(f"{admin}/metrics", headers=ADMIN) as reply:
+        found = COUNTERS.findall(await reply.text())
+    sums: dict[str, float] = defaultdict(float)
+    for name, value in found:
+        sums[name] += float(value)
+    assert len(sums) > 4
+    return sums
 
 
 async def ask(http: aiohttp.ClientSession, agent: str, key: str, history: list[dict[str, str]]) -> dict[str, str]:

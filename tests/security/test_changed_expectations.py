@@ -8,6 +8,7 @@ an agent does to them.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,11 @@ import pytest
 
 from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, Workspace
 from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.evaluators.expectations import changed_expectation, may_compare
+from rolltap.harnesses.evaluators.expectations import changed_beside, changed_expectation, may_compare
 from rolltap.harnesses.evaluators.judge_text import JudgeText
+from rolltap.harnesses.left_files import ChangeKind
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, refusal
+from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import UNPROTECTED, Task
@@ -62,7 +66,8 @@ def found(command: str, before: Mapping[str, str], after: Mapping[str, str], fol
 @pytest.mark.parametrize("way", [*WAYS, *HONEST])
 def test_who_changes_both_sides_of_a_comparison_is_not_trusted(way: str, tmp_path: Path) -> None:
     for number in range(6):
-        work, own, more = (f"{random.choice(FOLDERS)}{name}" for name in ("answer.txt", "expected.txt", "settings.txt"))
+        names = ("answer.txt", "expected.txt" if way in WAYS else "report.txt", "settings.txt")
+        work, own, more = (f"{random.choice(FOLDERS)}{name}" for name in names)
         command = way.format(work=work, own=own, more=more)
         before = {own: "42\n", more: "1\n", "calc.py": ""} | random.choice([{}, {work: "?\n"}])
         forged = {work: "x\n", own: "x\n"} | random.choice([{}, {"calc.py": "y"}])
@@ -126,6 +131,53 @@ def test_no_link_of_the_agents_leads_to_what_the_judge_writes(way: str, write: s
         assert changed_expectation(text, "grep -q x /tests/e && cat out/answer.txt", clean, agents) == ""
 
 
+@pytest.mark.parametrize(
+    "name", ["expected.txt", "golden.json", "want/a.c", "x/truth", "expected_output/1", "b.reference.csv"]
+)
+def test_who_changes_what_is_expected_by_its_name_is_not_trusted(name: str, tmp_path: Path) -> None:
+    """Also where it is the only file that was changed."""
+    for number, way in enumerate(WAYS):
+        command = way.format(work="answer.txt", own=name, more="x.txt")
+        before = {name: "42\n", "answer.txt": "x\n"}
+        assert found(command, before, {name: "x\n"}, tmp_path / f"{number}") == name, command
+        assert found(command, before, {"answer.txt": "42\n"}, tmp_path / f"honest{number}") == "", command
+
+
+BESIDE = (
+    *("$S python3 {work} > /tmp/out; diff -q /tmp/out {own}", "diff <($S python3 {work}) {own}", "$S python3 {work} | diff - ./{own}"),
+    *("$S ./prog > out.c; cmp out.c /workspace/{own}", 'test "$($S python3 {work} 3)" = "$(cat {own})"', "cd . && $S ./run | cmp - {own}"),
+    *('a=$($S python3 {work})\nb=$(cat {own})\n[ "$a" = "$b" ]', "$S make; diff -q {made} {own}", "${{S}} make && diff -r build golden"),
+    *("for i in 1 2; do timeout 5 $S ./prog $i > /tmp/o; cmp -s /tmp/o {own} || exit 1; done", "e={own}; $S ./a | diff $e -"),
+    *("$S ./a | python3 -c 'import sys; a = sys.stdin.read()\nsys.exit(a != open(\"{own}\").read())'", "sort {own} > /tmp/e; $S ./a | sort | diff - /tmp/e"),
+    *("$S ./a > /tmp/o\npython3 - <<'E'\nassert open('/tmp/o').read() == open('{own}').read()\nE", 'o=$($S ./a); grep -qxF "$o" {own} && comm -3 <(echo "$o") {own}'),
+)  # fmt: skip
+APART = (
+    *("grep -q def {work} && $S python3 {work} > o; cmp o /tests/e", "diff <($S python3 {work}) <($S python3 {more})"),
+    *("for f in {work} {more}; do $S python3 $f > /tmp/o; diff /tmp/o /tests/$f.out; done", "diff -q {work} /tests/golden.py; $S python3 {work}"),
+    *("cp {work} /tmp/x; $S python3 t.py; diff -q /tmp/x /tests/golden.py", "$S sh -c 'python3 {work}; cat {more}' > /tmp/o && diff /tmp/o /tests/o"),
+    *("$S python3 {work} | tee log; grep -c x {more} | diff - /tests/count", 'test "$($S python3 "{work}" | tail -1)" = "$(cat /tests/e)"'),
+    *("$S python3 {work} > {more}; cmp {more} /tests/e", "n=$(wc -l < {work}); [ \"$n\" -lt 9 ]; $S python3 {work} > o; diff o {own}"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [*BESIDE, *APART])
+def test_who_changes_what_its_output_is_compared_with_is_not_trusted(way: str, tmp_path: Path) -> None:
+    """A judge in a clean copy takes an agent's source files, of which one may be the expectation."""
+    for number in range(6):
+        suffix = random.choice(("c", "py", "sql", "js", "pl"))
+        work, more, made, own = "src/gen.py", "b.py", "build/out.c", f"golden/{random.choice(('a', 'b/c'))}.{suffix}"
+        command = way.format(work=work, own=own, more=more, made=made)
+        command = re.sub(r"\$\{?S\b\}?", f"${VARIABLE}", command)
+        files = {own, work, more}
+        workspace = place(tmp_path / f"{number}", dict.fromkeys(files, ""))
+        text = JudgeText.of(command, files, workspace)
+        honest = {work: ChangeKind.MODIFIED, more: ChangeKind.MODIFIED, made: ChangeKind.ADDED}
+        assert changed_beside(text, command, honest, files) == "", command
+        if way in BESIDE:
+            for kind in (ChangeKind.MODIFIED, ChangeKind.DELETED):
+                assert changed_beside(text, command, {**honest, own: kind}, files) == own, command
+
+
 @pytest.mark.parametrize("tool", ["sha256sum -c {}", "md5sum --check {}", "cat x; sha1sum -wc {}"])
 def test_who_changes_sums_is_not_trusted(tool: str, tmp_path: Path) -> None:
     command = tool.format("sums.txt")
@@ -154,3 +206,26 @@ async def test_its_reward_is_unprotected(tmp_path: Path) -> None:
         assert "expected.txt" in (await detail({"answer.txt": "x\n", "expected.txt": "x\n"}, reads_only))[UNPROTECTED]
     for each in made:
         await each.close()
+
+
+@pytest.mark.skipif(bool(refusal()), reason="this machine allows no sandbox")
+@pytest.mark.parametrize("when", ["before", "while the judge runs", "not"])
+async def test_a_reward_for_what_the_agent_expects_is_unprotected(when: str, tmp_path: Path) -> None:
+    runtime, made = BubblewrapRuntime(tmp_path), list[Workspace]()
+    own, source = "golden/a.sql", {"golden/a.sql": "42\n", "gen.py": ""}
+
+    async def prepare() -> Workspace:
+        made.append(await runtime.prepare(Files(source)))
+        return made[-1]
+
+    agents = await prepare()
+    changes = f"open('{own}', 'w').write('x\\n')\n" if when == "while the judge runs" else ""
+    left = {"gen.py": f"{changes}print({'42' if when == 'not' else repr('x')})\n"}
+    Files(left | ({own: "x\n"} if when == "before" else {}))(agents.folder)
+    evidence = Evidence(Task("t", "x"), Exit(Ending.DONE, 1.0, 0), agents, prepare, Limits(evaluate_s=60))
+    check = CommandCheck(f"$ROLLTAP_SANDBOXED python3 gen.py > /tmp/out; diff -q /tmp/out {own}")
+    verdict = await check.evaluate(evidence)
+    for each in made:
+        await each.close()
+    assert verdict.scores[0].value == 1.0, str(evidence.seen)
+    assert (own in verdict.detail.get(UNPROTECTED, "")) == (when != "not")

@@ -70,6 +70,12 @@ LOADERS = (
     *("find -files0-from a", "grep -r --exclude-from=a x /tests", "grep -cif a /tests/x"),
     *("diff -X a -r out /tests/x", "diff -rqX a out /tests/x", "diff -r --exclude-from=a out /tests", "sha256sum -c a", "cat a > /tmp/a; md5sum --check /tmp/a"),
     *("sha1sum -wc < a", "md5sum --quiet -c a", "sha256sum --check --status a"),
+    *("python3 -c 'import sympy; assert sympy.simplify(open(\"a.txt\").read()) == 1'", "python3 -c 'from sympy import S; S(input())'"),
+    *("python3 -c 'from jinja2 import Template; Template(open(\"a\").read()).render()'", "python3 -c 'import numexpr; numexpr.evaluate(x)'"),
+    *("python3 -c 'import keras; keras.models.load_model(\"out\")'", "python3 -c 'import torch; torch.jit.load(\"a.pt\")'"),
+    *("python3 -c 'import timeit; timeit.timeit(open(\"a\").read())'", "python3 -c 'import pandas; pandas.read_hdf(\"a.h5\")'"),
+    *("perl -e 'print qx(./new)'", "perl -e 'open(F, \"./new |\"); print <F>'", "ruby -e 'puts %x(./new)'", "ruby -e 'IO.read(\"|./new\")'"),
+    *("python3 -c 'import typing, calc as c; typing.get_type_hints(c)'", "Rscript -e 'readRDS(\"a\")'", "python3 -c 'import pdb; pdb.run(x)'"),
     *("node -e 'process.dlopen(m, \"./x.node\")'", "node -e 'new Function(fs.readFileSync(\"x\"))()'", "node -e 'vm.runInThisContext(x)'"),
 )  # fmt: skip
 """Each makes a tool, or a program of the judge's own, load or run what the agent wrote."""
@@ -138,6 +144,7 @@ KNOWN = (
     "out=$(${ROLLTAP_SANDBOXED} cat x); [[ $out == 3 ]]",
     "diff <(sort a) <(sort b)",
     'w=word; for f in a.txt b.txt; do grep -q "$w" "$f" && cmp $f "/tests/$f" && diff -q "${f}" y || exit 1; done',
+    'python3 -c \'import json; x = open(y).read().split("|")[0]; print(x, "code", "a | b")\'',
     "python3 -c 'import re, json, yaml; print(re.compile(x), json.load(y), yaml.safe_load(z))'; python3 -u -Wignore /tests/x",
     "passes() { grep -q 'x$' a.txt; }\npasses && echo 1",
     "while read line; do echo $line; done < /tests/x",
@@ -229,6 +236,17 @@ UNDECIDED = (
     ),
     *("passes() {{ {0} pytest; }}\npasses && echo 1 > r", "x=$({0} ./score); echo $x > reward.txt", "{0} a; exit $?"),
 )
+PASSED = (
+    *("; test $? = 0", "; [ $? -eq 0 ]", "\n[[ $? -eq 0 ]]", "; [[ $? == 0 ]]", "; rc=$?; [ $rc -eq 0 ]", "\n! [ $? -ne 0 ]"),
+    *('; rc=$?\ntail -n 5 log\n[ "$rc" = "0" ] && echo 1 > r', "\nif [ $? -eq 0 ]; then echo 1; else echo 0; fi > r"),
+    *('| tee log; test "${{PIPESTATUS[0]}}" = 0', "| tail -20", "2>&1 | head -c 9 | sort | tr a b", '|| ok=0; [ "$ok" = 1 ]'),
+    *('| cat; rc=${{PIPESTATUS[0]}}; code=$rc; [[ $rc -lt 1 ]]', "> log; ls -la; seq 3; date; basename /a/b; exit 0"),
+    *('; ok() {{ [ "$1" -eq 0 ]; }}; ok $?', '\nrc=$?; f() {{ test "${{1}}" = 0 -a "$2" = x; }}\nif f "$rc" x; then exit 0; fi'),
+    *("&& passed=yes; [[ -n $passed ]]", "; [ $? = 0 ] || exit 1; [ 1 ]", "&& n=1 || n=0\nfor i in 1 2; do [ $i = $n ]; done"),
+    "; expr $? = 0",
+)  # fmt: skip
+"""What may follow a program whose exit code it looks at."""
+UNDECIDED += tuple(f"{{0}} ./check {passed}" for passed in PASSED)
 """In each, the code under evaluation has the last word."""
 
 
@@ -243,6 +261,11 @@ def test_a_judge_with_nothing_that_decides_is_known(form: str) -> None:
             "[ -s out ]",
             "python3 /tests/check.py",
             'test "$x" = 42',
+            "wc -l < out",
+            "[[ -f out && $? -eq 0 ]]",
+            "sort -c out",
+            'is() { [ "$1" = 42 ]; }; is "$(cat out)"',
+            'read y < out; [ "$y" = 0 ]',
         ):
             assert judged("\n".join(random.sample([form.format(helper), text], 2))).decides, text
 

@@ -6,13 +6,19 @@ The suite of `test_contract.py` runs with their own code, and the schemas that o
 from __future__ import annotations
 
 import ast
+import asyncio
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from rolltap.trainer_client.adapters.nemo_gym_agent import GymAgent
+
 from ..conftest import ROOT
+from ..harnesses.house import POLICY, house
+from ..integration.test_nemo_gym_agent import SCRIPT, node, row, rows_of
 from .proofs import SOURCES, SUITES
 from .sources import FOLDER, SCHEMAS, Field, schema
 
@@ -58,3 +64,24 @@ def test_adapters_keep_the_contract_with_the_trainers_own_code() -> None:
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.trainers
+@pytest.mark.sources
+@pytest.mark.timeout(300)
+async def test_nemo_rls_own_code_makes_its_messages_of_the_recorded_tokens(tmp_path: Path) -> None:
+    async with house(SCRIPT, tmp_path) as home, node(home):
+        reply = await GymAgent(home.client, POLICY).run(row("Count the files."))
+        calls = [each.call() for each in await rows_of(home, reply["session_id"])]
+    python = ROOT / ".cache" / "trainers" / SOURCES / "bin" / "python"
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    command = [str(python), "-m", "tests.trainers.nemo_rl_gym"]
+    options = {"cwd": ROOT, "env": variables, "capture_output": True, "text": True, "timeout": 200}
+    done = await asyncio.to_thread(subprocess.run, command, input=json.dumps(reply), **options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    messages = json.loads(done.stdout)
+    assert [message["role"] for message in messages] == ["user", "assistant"] * len(calls)
+    sampled = [(message["ids"], message["logprobs"]) for message in messages[1::2]]
+    assert sampled == [(call.output_ids.tolist(), call.logprobs.tolist()) for call in calls]
+    whole = [id for message in messages for id in message["ids"]]
+    assert whole == [*calls[-1].prompt_ids.tolist(), *calls[-1].output_ids.tolist()]

@@ -19,17 +19,18 @@ repeated.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TypedDict
 
 import msgspec
 
+from rolltap.contract.base import portions
 from rolltap.contract.control import PolicyStatus, RolloutControl, SetControl
 from rolltap.contract.planes import TrainerPlane
 from rolltap.contract.trainer import (
     MAX_CALLS,
-    MAX_TOKENS,
+    MAX_SCORED,
     AckLease,
     AnnotateLease,
     BeginUpdate,
@@ -115,9 +116,9 @@ class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
         Returns how many calls had no annotation yet. A repeated call changes nothing; other values raise `LedgerError`.
         `InvalidRequest`: calls or lengths that do not match the lease. Acknowledged leases can be annotated, too.
         """
-        added = 0
-        for part in _parts(calls):
-            body = AnnotateLease(lease.token, version, part, self.caller["incarnation"])
+        added, rest = 0, AnnotateLease(lease.token, version, (), self.caller["incarnation"])
+        for part in portions(calls, rest, MAX_CALLS):
+            body = msgspec.structs.replace(rest, calls=part)
             added += (await self.reply(TrainerPlane.annotate, lease.id, body)).added
         return added
 
@@ -166,7 +167,14 @@ class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
 
         `InvalidRequest` for ids outside the policy's vocabulary, `ContextOverflow` for a sequence that is too long.
         """
-        return await self.reply(TrainerPlane.score, policy, ScoreIds(tuple(sequences), top_logprobs))
+        rest = ScoreIds((), top_logprobs)
+        scores = [
+            await self.reply(TrainerPlane.score, policy, msgspec.structs.replace(rest, sequences=part))
+            for part in portions(sequences, rest, MAX_SCORED)
+        ]
+        versions = {each.version for each in scores}
+        version = versions.pop() if len(versions) == 1 else None
+        return PolicyScores(policy, version, [tokens for each in scores for tokens in each.sequences])
 
     async def ranks(self, policy: str) -> int:
         """The number of processes of the policy's engines that would receive a transfer now."""
@@ -210,17 +218,3 @@ class TrainerClient(TrainerIdentity, HttpClient):
     receive = blocking(AsyncTrainerClient.receive)
     finish_update = blocking(AsyncTrainerClient.finish_update)
     leave = blocking(AsyncTrainerClient.leave)
-
-
-def _parts(calls: Sequence[CallAnnotation]) -> Iterator[tuple[CallAnnotation, ...]]:
-    """Yields the calls split by size; the server takes each part whole or not at all."""
-    part: list[CallAnnotation] = []
-    room = MAX_TOKENS
-    for call in calls:
-        if part and (call.tokens > room or len(part) == MAX_CALLS):
-            yield tuple(part)
-            part, room = [], MAX_TOKENS
-        part.append(call)
-        room -= call.tokens
-    if part:
-        yield tuple(part)

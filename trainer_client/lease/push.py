@@ -36,8 +36,9 @@ from rolltap.contract.trainer import Bucket, PauseMode, Transfer
 from rolltap.decoding import from_json
 from rolltap.errors import ConfigError, EngineError, TrainerError, WeightsLost
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.model.weights import digest_of_folder, digest_of_tensors, sendable, whole_folder
+from rolltap.trainer_client.model.weights import digest_of_folder, sendable, whole_folder
 from rolltap.trainer_client.settings import PushSettings
+from rolltap.weight_digest import digest_of_tensors
 from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
 
 log = logging.getLogger("rolltap.trainer")

@@ -81,19 +81,17 @@ class PolicyNetwork(nn.Module):
 
     def _hidden(self, batch: Batch, *, replay: bool) -> Tensor:
         """The hidden states [U, E] that predict the trained tokens."""
+        positions, in_images = batch.position_ids_N, batch.image_positions_3N
+        if in_images is not None and has_places(self.model.config):  # the family counts places in images (M-RoPE)
+            positions = in_images
         with self.mixture.replaying(batch.experts_NX if replay else None):
             hidden_NE = self.model.get_decoder()(
                 **self._inputs(batch),
-                position_ids=self._positions(batch).unsqueeze(-2),
+                position_ids=positions.unsqueeze(-2),
                 use_cache=False,
                 layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
             ).last_hidden_state[0]
         return hidden_NE[batch.sources_U]
-
-    def _positions(self, batch: Batch) -> Tensor:
-        """[N], or [3, N] where the family counts places in images (M-RoPE)."""
-        in_images = batch.image_positions_3N
-        return batch.position_ids_N if in_images is None or not has_places(self.model.config) else in_images
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         if not batch.images:

@@ -2,9 +2,8 @@
 
 A folder is written under another name, synced to disk and then renamed, so it is never incomplete.
 
-The digest covers every tensor's name, dtype, shape and bytes. A folder has the same digest as the tensors that it was
-written from, whatever the split over files. The server keeps it with the version, and refuses other weights under that
-number.
+A folder has the same digest as the tensors that it was written from (`rolltap.weight_digest`), whatever the split over
+files. The server keeps it with the version, and refuses other weights under that number.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rolltap.errors import CheckpointMismatch
+from rolltap.weight_digest import digest_of
 
 COMPANIONS = (
     "tokenizer.json",
@@ -151,15 +149,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-THREADS = 8
-"""Threads that hash: hashlib releases the GIL, and one thread hashes 1 to 2 GB/s."""
-
-
-def digest_of_tensors(weights: Mapping[str, Tensor]) -> str:
-    """The digest of tensors on the CPU."""
-    return _digest((name, lambda name=name: weights[name]) for name in weights)
-
-
 def digest_of_folder(folder: Path) -> str:
     """The digest of a folder's safetensors; of its files' bytes if they can't be read as safetensors."""
     try:
@@ -168,22 +157,9 @@ def digest_of_folder(folder: Path) -> str:
             for path in folder.glob("*.safetensors"):
                 file = stack.enter_context(safe_open(path, "pt"))
                 tensors += [(name, lambda file=file, name=name: file.get_tensor(name)) for name in file.offset_keys()]
-            return _digest(tensors)
+            return digest_of(tensors)
     except SafetensorError:
         whole = hashlib.sha256()
         for path in sorted(folder.glob("*.safetensors")):
             whole.update(path.read_bytes())
         return whole.hexdigest()
-
-
-def _digest(tensors: Iterable[tuple[str, Callable[[], Tensor]]]) -> str:
-    def of(entry: tuple[str, Callable[[], Tensor]]) -> tuple[str, bytes]:
-        name, load = entry
-        tensor = load().detach().contiguous()
-        hasher = hashlib.sha256(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        return name, hasher.digest()
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        digests = sorted(pool.map(of, tensors))
-    return hashlib.sha256(b"".join(digest for _, digest in digests)).hexdigest()

@@ -62,7 +62,8 @@ class TokenSource:
     max_context: int = 0  # in tokens; 0: the setting, or what the engine's probe returns
     knows_context: bool = False  # `max_context` is the setting's or the engine's own
     structured_output: bool = True
-    grammars: bool = False  # the engine's; see `EngineFacts`
+    grammars: bool = False  # the engine's, as `budgets`; see `EngineFacts`
+    budgets: bool = False
     knows_prompt: bool = True
     replayable: bool = True
     sets_sampling: bool = True
@@ -94,7 +95,7 @@ class TokenSource:
         self.max_context = self.settings.max_context or facts.max_context or self.max_context
         self.knows_context = True
         self.structured_output = facts.structured_output
-        self.grammars = facts.grammars
+        self.grammars, self.budgets = facts.grammars, facts.budgets
         self.continuation.images = self.images
         if not facts.images:
             why = f"engine {self.engine.name} ({facts.kind}) takes no images with token ids"
@@ -131,8 +132,10 @@ class TokenSource:
         """The grammar that the choice of tools sets; None without one, or where the engine or the family has none."""
         choice = request.tool_choice
         must_call = choice.mode in ("named", "required")
+        if not self._waits or not (must_call or (choice.mode == "auto" and choice.names)):
+            return None
         allowed = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
-        if not self._waits or not (must_call or (choice.mode == "auto" and len(allowed) < len(request.tools))):
+        if not must_call and len(allowed) == len(request.tools):
             return None
         return self.continuation.call_grammars.find(allowed, _calls_made(request), must_call=must_call)
 
@@ -190,7 +193,7 @@ class TokenSource:
         may_refuse = self.settings.tool_media == "refuse" and TOOL_MEDIA in marks_of(request)
         if may_refuse and TOOL_MEDIA in await asyncio.to_thread(self._marks, request):
             raise refused(request, "messages", REFUSED_MEDIA)
-        shows = shows_images(request.messages)
+        decodes = self.continuation.images.reader is not None and shows_images(request.messages)
         if weight(request) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, request)
         steps = self.continuation.steps(
@@ -206,7 +209,7 @@ class TokenSource:
         try:
             while True:
                 size, work = steps.send(result)
-                result = work() if size <= ENCODED_INLINE and not shows else await asyncio.to_thread(work)
+                result = work() if size <= ENCODED_INLINE and not decodes else await asyncio.to_thread(work)
         except StopIteration as end:
             plan: PromptPlan = end.value
             is_begun = plan.parent is not None and plan.parent is forest.begun
@@ -311,7 +314,14 @@ class TokenSource:
         elif schema is not None:
             extra["json_schema"] = schema
         budget = self._budget(arrival.request)
-        if grammar is not None or schema is not None or budget is not None:
+        if budget is not None and not self._waits:
+            markers = self.continuation.renderer.markers
+            extra["thinking_budget"] = {
+                "open": markers.reasoning_open,
+                "close": markers.reasoning_close,
+                "most": budget,
+            }
+        elif grammar is not None or schema is not None or budget is not None:
             thinking = self._thinking_tokens(arrival.request, prompt_ids[: len(prompt_ids) - begun])
             if thinking is not None:
                 extra["thinking"] = thinking if budget is None else {**thinking, "budget": budget}
@@ -353,7 +363,9 @@ class TokenSource:
 
     def _budget(self, request: ChatRequest) -> int | None:
         """The most tokens of thinking, where the request names them and the engine keeps to them."""
-        return request.sampling.thinking_budget if self._waits and self._thinks(request) else None
+        markers = self.continuation.renderer.markers
+        keeps = self._waits or (self.budgets and None not in (markers.reasoning_open, markers.reasoning_close))
+        return request.sampling.thinking_budget if keeps and self._thinks(request) else None
 
     def _thinks(self, request: ChatRequest) -> bool:
         """Whether a call thinks: not if a demanded call begins with the first token, or a schema's grammar does."""

@@ -76,8 +76,12 @@ def append_annotations(
     """
     ids = [call.call_id for call in posted]
     sampled = _sampled(connection, ids)
-    mine = sa.select(annotations.c.call_id, annotations.c.version, annotations.c.streams)
-    rows_by_call = {row.call_id: row for row in _rows(connection, mine.where(annotations.c.token == source.token), ids)}
+    query = sa.select(annotations.c.call_id, annotations.c.version, annotations.c.streams)
+    query = query.where(annotations.c.token == source.token)
+    rows_by_call: dict[str, sa.Row[Any]] = {}
+    for start in range(0, len(ids), CHUNK):
+        of_chunk = query.where(annotations.c.call_id.in_(ids[start : start + CHUNK]))
+        rows_by_call |= {row.call_id: row for row in connection.execute(of_chunk)}
     added: list[AnnotationLine] = []
     rows: list[dict[str, Any]] = []
     for call in posted:
@@ -154,14 +158,6 @@ def _sampled(connection: sa.Connection, call_ids: Sequence[str]) -> dict[str, _S
             usable = logprobs if len(logprobs) == tokens else np.empty(0, np.float32)
             sampled[row.call_id] = _Sampled(row.session_id, tokens, usable, versions)
     return sampled
-
-
-def _rows(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]], call_ids: Sequence[str]) -> list[sa.Row[Any]]:
-    return [
-        row
-        for start in range(0, len(call_ids), CHUNK)
-        for row in connection.execute(query.where(annotations.c.call_id.in_(call_ids[start : start + CHUNK])))
-    ]
 
 
 def annotations_of(connection: sa.Connection, session_id: str) -> dict[str, AnnotationLine]:

@@ -38,6 +38,7 @@ from rolltap.calllog.schema import (
     annotations,
     call_completions,
     call_intents,
+    column_problem,
     deliveries,
     notes,
     prunings,
@@ -49,7 +50,6 @@ from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.decoding import any_json, from_json, from_msgpack
 from rolltap.errors import InvalidRequest, RecordCorrupt
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME, tenant_of
-from rolltap.wording import is_moment
 
 MOST_TAGS = MAX_TAGS + 8
 """Those of a caller, and the server's own."""
@@ -62,8 +62,10 @@ JSON_COLUMNS = {"tags", "log_check", "detail", "value"}
 STREAMS = {"logprobs": np.dtype(np.float32), "entropy": np.dtype(np.float32), "clipped": np.dtype(np.int8)}
 """The streams of an annotation, one value for each sampled token."""
 
-ID = re.compile(r"[\w.:-]{1,128}")
+ID = re.compile(r"\w[\w.:-]{0,127}")
 """Of a session or a call. It has a place in paths, file names and commands."""
+MOST_TOKEN = 1 << 40
+"""The greatest fencing token of an annotation: pages add them up."""
 MOST_CALL_TOKENS = 1 << 24
 """The most tokens of a call's prompt and output. Readers have some 15 bytes for each."""
 
@@ -72,6 +74,7 @@ _SHARED, _ITEMS_SHARED, _DETAIL, _NEW_IDS = map(
     list(call_intents.c.keys()).index, ("shared", "items_shared", "detail", "new_ids")
 )
 _OUTPUT_IDS = list(call_completions.c.keys()).index("output_ids")
+NO_CANDIDATES = np.empty(0)
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
@@ -167,27 +170,11 @@ def _check_row(table: sa.Table, row: Sequence[Any]) -> None:
 
 def _problem(column: sa.Column[Any], value: Any) -> str:
     """What is wrong with a value of the column; "" if nothing is."""
-    if value is None:
-        return "" if column.nullable else "no value"
-    kind = column.type
-    if isinstance(kind, sa.Boolean):
-        return "" if value in (0, 1) and isinstance(value, int) else "neither true nor false"
-    if isinstance(kind, sa.LargeBinary):
-        return "" if isinstance(value, bytes) else "not bytes"
-    if isinstance(kind, sa.Text):
-        if not isinstance(value, str) or "\0" in value:
-            return "not a text"
-        if column.name in ID_COLUMNS and not ID.fullmatch(value):
-            return "not an id"
-        return f"over {TEXT_CHARS} characters" if len(value) > TEXT_CHARS and column.name not in JSON_COLUMNS else ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "not a number"
-    if isinstance(kind, sa.Double):
-        if column.name == "at" or column.name.endswith("_at"):
-            return "" if is_moment(value) else "no possible time"
-        return "" if math.isfinite(value) else "not finite"
-    bits = 63 if isinstance(kind, sa.BigInteger) else 31
-    return "" if isinstance(value, int) and -1 << bits <= value < 1 << bits else f"not an integer of {bits + 1} bits"
+    if (problem := column_problem(column, value)) or value is None or not isinstance(column.type, sa.Text):
+        return problem
+    if column.name in ID_COLUMNS and not ID.fullmatch(value):
+        return "not an id"
+    return f"over {TEXT_CHARS} characters" if len(value) > TEXT_CHARS and column.name not in JSON_COLUMNS else ""
 
 
 def _check_size(block: Block, most_bytes: float) -> None:
@@ -271,6 +258,8 @@ def _check_annotations(block: Block) -> None:
             raise InvalidRequest(f"annotations {row[0]}: streams of another call")
         compared, fresh, seen = values["compared"], values["fresh"], values["kept"] + values["clipped"]
         sums = [values[name] for name in ("mismatch_sum", "mismatch_max", "fresh_sum", "kept", "clipped", "fresh")]
+        if not 0 <= values["token"] <= MOST_TOKEN:
+            raise InvalidRequest(f"annotations {row[0]}: a fencing token that no lease has")
         if min(sums) < 0 or not fresh <= compared <= size or seen > size:
             raise InvalidRequest(f"annotations {row[0]}: counts that {size} tokens can't have")
 
@@ -302,6 +291,8 @@ def _check_values(block: Block) -> None:
         done = read_completion(tuple(row))
         if done.output_ids.min(initial=0) < 0:
             raise InvalidRequest(f"call {done.call_id}: a negative token id")
+        if done.extras.get("top_ids", NO_CANDIDATES).shape != done.extras.get("top_logprobs", NO_CANDIDATES).shape:
+            raise InvalidRequest(f"call {done.call_id}: other candidates than their log-probs")
         for name, array in done.extras.items():
             if name.endswith("_ids") and (array.dtype.kind not in "iu" or array.min(initial=0) < 0):
                 raise InvalidRequest(f"call {done.call_id}: {name} are no token ids")

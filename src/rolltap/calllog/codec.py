@@ -27,6 +27,7 @@ import logging
 import threading
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -36,10 +37,11 @@ import sqlalchemy as sa
 import zstandard
 
 from rolltap.calllog.facts import CallCompletion, CallIntent, Delivery, Fact, RequestParts, name_of, same_fact
-from rolltap.calllog.schema import call_completions, call_intents, deliveries, sessions
+from rolltap.calllog.schema import call_completions, call_intents, column_problem, deliveries, sessions
 from rolltap.decoding import convert, from_json, msgpack_decoder
-from rolltap.errors import RecordCorrupt, RolltapError
+from rolltap.errors import RecordCorrupt, RequestError, RolltapError
 from rolltap.types import (
+    NO_VERSION,
     UNCHECKED,
     Break,
     BreakReason,
@@ -110,6 +112,12 @@ log = logging.getLogger("rolltap.calllog")
 
 HASH_BYTES = 32
 
+VERSIONS = range(NO_VERSION, 1 << 31)
+"""Weight versions that arrays and columns hold. An engine that states another one has said nothing."""
+
+MOST_COUNTED = 2**31 - 1
+"""The most tokens that an upstream's own count stands for."""
+
 _INTENT_COLUMNS = [column.name for column in call_intents.columns]
 
 INTENT_SESSION, INTENT_PROCESS, INTENT_PARENT, INTENT_HASHES = map(
@@ -159,10 +167,29 @@ def read_session(row: Row) -> Session:
 def readable_sessions(rows: Iterable[Row]) -> Iterator[Session]:
     """The sessions for a list: one that can't be read is left out, and logged, so that the others are shown."""
     for row in rows:
-        try:
-            yield read_session(tuple(row))
-        except RecordCorrupt as error:
-            log.warning("a list leaves out a session: %s", error.message)
+        with left_out_if_unreadable("session", row[0]):
+            check_columns(sessions.columns, row)
+            session = read_session(tuple(row))
+            yield session
+
+
+@contextmanager
+def left_out_if_unreadable(what: str, id: object) -> Iterator[None]:
+    """For one row of a list: an error in it is logged, as it must not keep the list from the others."""
+    try:
+        yield
+    except (
+        *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+        *(msgspec.MsgspecError, RequestError, RecordCorrupt),
+    ) as error:
+        log.warning("a list leaves out the %s %s: %s", what, id, error)
+
+
+def check_columns(columns: Iterable[sa.Column[Any]], row: Iterable[Any]) -> None:
+    """Raises `RecordCorrupt` unless each value is such as its column is for: SQLite takes any in each."""
+    for column, value in zip(columns, row, strict=True):
+        if problem := column_problem(column, value):
+            raise RecordCorrupt(f"{column.table.name}: {column.name}: {problem}")
 
 
 def log_check_text(check: LogCheck) -> str:
@@ -354,16 +381,21 @@ def read_completion(row: Row) -> CallCompletion:
         finish=Finish(finish),
         output_ids=unpack_ids(output_ids),
         logprobs=unpack_floats(logprobs),
-        versions=spans if all(span.version < 1 << 31 for span in spans) else (),  # beyond int32: as if unknown
+        versions=spans if all(span.version in VERSIONS for span in spans) else (),
         flaw=Flaw(flaw) if flaw else None,
         message=unpack_bytes(message),
-        usage=detail.usage,
+        usage=usage_of(detail),
         error=detail.error,
         engine=detail.engine,
         logprobs_mode=detail.logprobs_mode,
         extras=unpack_arrays(extras),
         masked=detail.masked,
     )
+
+
+def usage_of(detail: CompletionDetail) -> dict[str, int]:
+    """The upstream's own counts, each such as a call can have: pages add them up."""
+    return {name: min(max(0, count), MOST_COUNTED) for name, count in detail.usage.items()}
 
 
 def checksum(key: Row, body: Row) -> int:

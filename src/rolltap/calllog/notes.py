@@ -8,20 +8,18 @@ or to the whole session. It never changes a call, a reward or the training data.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.calllog.codec import check_columns, left_out_if_unreadable
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents, notes, sessions
 from rolltap.contract.admin import NewNote, Note
 from rolltap.decoding import convert
-from rolltap.errors import ConfigError, NotFound, StoreUnavailable
+from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
-
-log = logging.getLogger("rolltap.calllog")
 
 
 async def append_note(database: Database, note: NewNote) -> Note:
@@ -69,10 +67,10 @@ def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
         return by_session
     query = sa.select(notes).where(notes.c.session_id.in_(session_ids)).order_by(notes.c.id)
     for row in connection.execute(query):
-        try:
-            by_session.setdefault(row.session_id, []).append(_note(row))
-        except (ValueError, RecursionError):
-            log.warning("a list leaves out the note %s, whose value can't be read", row.id)
+        own = by_session.setdefault(row.session_id, [])
+        with left_out_if_unreadable("note", row.id):
+            check_columns(notes.columns, row)
+            own.append(_note(row))
     return by_session
 
 
@@ -110,13 +108,16 @@ def _row(note: Note) -> dict[str, Any]:
 
 
 def _note(row: Any) -> Note:
+    value = json.loads(row.value)
+    if not isinstance(value, float | int if row.kind == "score" else str | None):
+        raise RecordCorrupt(f"no {row.kind} has such a value")
     return Note(
         id=row.id,
         session_id=row.session_id,
         call_id=row.call_id,
         kind=row.kind,
         name=row.name,
-        value=json.loads(row.value),
+        value=value,
         author=row.author,
         created_at=row.created_at,
     )

@@ -9,10 +9,8 @@ and `calls_by_session` finds what was still missed.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +18,22 @@ import msgspec
 import sqlalchemy as sa
 
 from rolltap.calllog.codec import (
+    VERSIONS,
     CompletionDetail,
     IntentDetail,
     StoredRequest,
+    check_columns,
     count_packed,
+    left_out_if_unreadable,
     readable_sessions,
     split_hashes,
     unpack_bytes,
+    usage_of,
 )
 from rolltap.calllog.facts import token_counts
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
 from rolltap.calllog.sessions import CHUNK, fetch_packed_parts, model_of
 from rolltap.decoding import any_json, json_decoder, msgpack_decoder
-from rolltap.errors import RecordCorrupt
 from rolltap.ids import end_of_ids, first_id_at
 from rolltap.types import NO_VERSION, Session
 
@@ -84,8 +85,6 @@ class CallOutline:
     versions: tuple[int, int] | None
 
 
-log = logging.getLogger("rolltap.calllog")
-
 _intent_detail = json_decoder(IntentDetail)
 
 _completion_detail = json_decoder(CompletionDetail)
@@ -108,25 +107,19 @@ def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
     query = sa.select(*columns).outerjoin(call_completions, intents.id == ended.call_id).order_by(intents.id)
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(intents.session_id.in_(some))):
-            with _left_out_if_unreadable("call", row.id):
+            with left_out_if_unreadable("call", row.id):
+                check_columns((intents.id, intents.created_at, intents.shared), (row.id, row.created_at, row.shared))
+                if row.outcome is not None:
+                    check_columns((ended.finished_at,), (row.finished_at,))
                 by_session[row.session_id].append(_outline(tuple(row)))
     return by_session
-
-
-@contextmanager
-def _left_out_if_unreadable(what: str, id: str) -> Iterator[None]:
-    """For the row of one call or part: an error in it is logged, as it must not keep a list from the others."""
-    try:
-        yield
-    except (RecordCorrupt, msgspec.MsgspecError, LookupError, RecursionError, TypeError, ValueError) as error:
-        log.warning("a list leaves out the %s %s: %s", what, id, error)
 
 
 def _parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
     """The large request parts by hash, as far as they exist and can be read."""
     parts: dict[bytes, bytes] = {}
     for digest, data in fetch_packed_parts(connection, hashes).items():
-        with _left_out_if_unreadable("request part", digest.hex()):
+        with left_out_if_unreadable("request part", digest.hex()):
             parts[digest] = unpack_bytes(data)
     return parts
 
@@ -137,7 +130,7 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
     detail = _intent_detail.decode(packed)
     done = _completion_detail.decode(ended) if ended is not None else CompletionDetail()
     output_ids = count_packed(out_head, out_bytes) if outcome is not None else 0
-    prompt_tokens, output_tokens = token_counts(shared + count_packed(new_head, new_bytes), output_ids, done.usage)
+    prompt_tokens, output_tokens = token_counts(shared + count_packed(new_head, new_bytes), output_ids, usage_of(done))
     return CallOutline(
         id=id,
         session_id=session_id,
@@ -161,7 +154,7 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
 
 def version_bounds(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
     """The lowest and the highest weight version of a completion's spans; None if no version is known."""
-    known = [version for version, _, _ in spans if version != NO_VERSION]
+    known = [version for version, _, _ in spans if version != NO_VERSION and version in VERSIONS]
     return (min(known), max(known)) if known else None
 
 
@@ -185,14 +178,18 @@ def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline
     It is that of the first call that offers tools (a title's call offers none), else of the first call. Sessions
     without one are left out.
     """
-    chosen = {call.id: session_id for session_id, some in calls.items() if (call := _opening_call(some)) is not None}
+    chosen: dict[str, str] = {}
+    for session_id, some in calls.items():
+        roots = [call for call in some if call.parent_id is None]
+        with_tools = [call for call in roots if call.tools]
+        chosen |= {call.id: session_id for call in (with_tools or roots)[:1]}
     columns = call_intents.c
     query = sa.select(columns.id, columns.request, columns.part_hashes)
     found: dict[str, str] = {}
     for some in _chunks(list(chosen)):
         requests: dict[str, tuple[list[bytes], dict[int, bytes]]] = {}
         for row in connection.execute(query.where(columns.id.in_(some))):
-            with _left_out_if_unreadable("call", row.id):
+            with left_out_if_unreadable("call", row.id):
                 stored = _stored_request.decode(unpack_bytes(row.request))
                 hashes = dict(zip(stored.item_refs, split_hashes(row.part_hashes), strict=False))
                 large = {at: digest for at, digest in hashes.items() if at < OPENING_ITEMS}
@@ -203,11 +200,6 @@ def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline
             if text := opening_of(whole):
                 found[chosen[call_id]] = text
     return found
-
-
-def _opening_call(calls: Sequence[CallOutline]) -> CallOutline | None:
-    roots = [call for call in calls if call.parent_id is None]
-    return next((call for call in roots if call.tools), roots[0] if roots else None)
 
 
 def opening_of(items: Iterable[bytes]) -> str:
@@ -265,7 +257,7 @@ def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> d
     seen: dict[str, list[int]] = {}
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(call_intents.c.session_id.in_(some))):
-            with _left_out_if_unreadable("call", row.id):
+            with left_out_if_unreadable("call", row.id):
                 bounds = version_bounds(_completion_detail.decode(row.detail).versions)
                 seen.setdefault(row.session_id, []).extend(bounds or ())
     return {session_id: (min(versions), max(versions)) for session_id, versions in seen.items() if versions}
@@ -290,14 +282,14 @@ def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallW
     words: list[CallWords] = []
     for some in _chunks(call_ids):
         rows = connection.execute(query.where(columns.id.in_(some))).all()
-        requests: list[tuple[Any, StoredRequest, bytes]] = []
+        requests: list[tuple[Any, StoredRequest, bytes, list[bytes]]] = []
         for row in rows:
-            with _left_out_if_unreadable("call", row.id):
+            with left_out_if_unreadable("call", row.id):
                 message = unpack_bytes(row.message) if row.message else b""
-                requests.append((row, _stored_request.decode(unpack_bytes(row.request)), message))
-        hashes = [split_hashes(row.part_hashes)[: len(request.item_refs)] for row, request, _ in requests]
-        parts = _parts(connection, {digest for of_call in hashes for digest in of_call})
-        for (row, request, message), digests in zip(requests, hashes, strict=True):
+                request = _stored_request.decode(unpack_bytes(row.request))
+                requests.append((row, request, message, split_hashes(row.part_hashes)[: len(request.item_refs)]))
+        parts = _parts(connection, {digest for *_, digests in requests for digest in digests})
+        for row, request, message, digests in requests:
             items = [item for item in request.items if item] + [parts.get(digest, b"") for digest in digests]
             text = "\n".join(text for item in [*items, message] for text in _texts(item))
             words.append(CallWords(row.id, row.session_id, text[:MAX_CALL_WORDS], row.message is not None))

@@ -26,8 +26,8 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -50,6 +50,8 @@ RETRY_S = 1.0
 """Seconds to the next heartbeat after one that could not be written."""
 WITHIN_S = 10.0
 """Timeout of a heartbeat."""
+CHECK_AGAIN_S = 1.0
+"""How often the database is checked while a heartbeat waits."""
 
 GONE_S = 30.0
 VANISHED_S = 86_400.0
@@ -177,9 +179,10 @@ class ProcessRegistry:
             try:
                 async with asyncio.timeout(WITHIN_S):
                     await self._database.check()
-                    await self.follow_promotion()
-                    await self._beat_once(self._latest_long_ago())
-                    count = await self.abort_orphans(sorted(self._own), at=time.time())
+                    async with _checked_again(self._database):
+                        await self.follow_promotion()
+                        await self._beat_once(self._latest_long_ago())
+                        count = await self.abort_orphans(sorted(self._own), at=time.time())
             except (StoreError, TimeoutError) as error:
                 self.beats = False
                 log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
@@ -280,6 +283,25 @@ class ProcessRegistry:
 
 
 async def _nothing() -> None: ...
+
+
+@asynccontextmanager
+async def _checked_again(database: Database) -> AsyncIterator[None]:
+    """Goes on to check the database while the block waits: a commit on a replaced primary may wait for ever for its
+    standby, and ends once a server of a later timeline was seen."""
+
+    async def check() -> None:
+        while True:
+            await asyncio.sleep(CHECK_AGAIN_S)
+            with suppress(StoreError):
+                await database.check()
+
+    checking = asyncio.create_task(check())
+    try:
+        yield
+    finally:
+        checking.cancel()
+        await asyncio.gather(checking, return_exceptions=True)
 
 
 def _abort(connection: sa.Connection, process: str, complete_to: str, at: float) -> int:

@@ -28,6 +28,7 @@ On SQLite there is only one tenant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -37,6 +38,7 @@ from sqlalchemy import event
 
 from rolltap.errors import ConfigError
 from rolltap.tenants import DEFAULT_TENANT, EVERY_TENANT, NOBODY, TENANT_NAME, TENANT_TAG, current_tenant
+from rolltap.wording import is_moment
 
 VERSION = "0106"
 """The last migration: the version of these tables."""
@@ -234,6 +236,27 @@ NO_TENANT = {"processes"}
 SHARED = {"parts"}
 
 
+def column_problem(column: sa.Column[Any], value: Any) -> str:
+    """What makes a value none of the column's, such as SQLite takes in each; "" if nothing does."""
+    if value is None:
+        return "" if column.nullable else "no value"
+    kind = column.type
+    if isinstance(kind, sa.Boolean):
+        return "" if value in (0, 1) and isinstance(value, int) else "neither true nor false"
+    if isinstance(kind, sa.LargeBinary):
+        return "" if isinstance(value, bytes) else "not bytes"
+    if isinstance(kind, sa.Text):
+        return "" if isinstance(value, str) and "\0" not in value else "not a text"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "not a number"
+    if isinstance(kind, sa.Double):
+        if column.name == "at" or column.name.endswith("_at"):
+            return "" if is_moment(value) else "no possible time"
+        return "" if math.isfinite(value) else "not finite"
+    bits = 63 if isinstance(kind, sa.BigInteger) else 31
+    return "" if isinstance(value, int) and -1 << bits <= value < 1 << bits else f"not an integer of {bits + 1} bits"
+
+
 def set_tenant(connection: sa.Connection, tenant: str) -> None:
     """Sets the tenant for the rest of the transaction."""
     if tenant not in (EVERY_TENANT, NOBODY) and not TENANT_NAME.fullmatch(tenant):
@@ -290,7 +313,12 @@ def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name)
     ]
     for table in tables:
-        statements += _session_column() if table.name == "sessions" else []
+        if table.name == "sessions":
+            tenant = f"coalesce(substring(tags from '{TENANT_IN_TAGS}'), '{DEFAULT_TENANT}')"
+            statements += [
+                f"ALTER TABLE sessions ADD COLUMN tenant text NOT NULL GENERATED ALWAYS AS ({tenant}) STORED",
+                "CREATE INDEX sessions_by_tenant ON sessions (tenant, id)",
+            ]
         statements += _guards(table.name) if table.name not in NO_TENANT else []
     for statement in statements:
         connection.exec_driver_sql(statement)
@@ -299,14 +327,6 @@ def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
 TENANT_IN_TAGS = '[{{,] ?"{}": ?"([^"]*)"'.format(TENANT_TAG.replace(".", "[.]"))
 """How Postgres finds a session's tenant in the text of its tags. A regular expression, as a cast to json fails on NUL
 in any tag. JSON escapes every quote inside a string."""
-
-
-def _session_column() -> list[str]:
-    tenant = f"coalesce(substring(tags from '{TENANT_IN_TAGS}'), '{DEFAULT_TENANT}')"
-    return [
-        f"ALTER TABLE sessions ADD COLUMN tenant text NOT NULL GENERATED ALWAYS AS ({tenant}) STORED",
-        "CREATE INDEX sessions_by_tenant ON sessions (tenant, id)",
-    ]
 
 
 def _with_tenant(table: sa.Table) -> list[str]:

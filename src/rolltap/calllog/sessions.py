@@ -33,11 +33,15 @@ from rolltap.calllog.codec import (
 from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, RequestParts, extend_items
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, every_row, parts, sessions
 from rolltap.decoding import json_decoder, msgpack_decoder
-from rolltap.errors import NotFound, RecordCorrupt
+from rolltap.errors import NotFound, RecordCorrupt, RecordTooLarge
 from rolltap.types import Call, Int32, Origin, Session
 
 CHUNK = 500
 """Number of keys in one query."""
+
+MOST_PROMPT_TOKENS = 1 << 26
+"""The most tokens of a session's prompts when they are whole, where those that extend one another count once. A reader
+has some 20 bytes for each. An agent gets there with few bytes: calls that all continue one long prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -369,7 +373,8 @@ def delta_of(intent: CallIntent, done: CallCompletion | None) -> Delta:
 
 
 def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
-    """The prompt of every call. Raises `RecordCorrupt` for a missing parent, a cycle, or an impossible `shared`."""
+    """The prompt of every call. Raises `RecordCorrupt` for a missing parent, a cycle, or an impossible `shared`,
+    `RecordTooLarge` for more than `MOST_PROMPT_TOKENS`."""
     by_id = {delta.id: delta for delta in deltas}
     children: dict[str | None, list[Delta]] = defaultdict(list)
     for delta in by_id.values():
@@ -379,9 +384,13 @@ def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
     prompts: dict[str, Int32] = {}
     empty = np.empty(0, np.int32)
     heads = [(delta, empty) for delta in children[None]]
+    left = MOST_PROMPT_TOKENS
     while heads:
         head, context = heads.pop()
         chain = _chain(head, context, children)
+        left -= head.shared + sum(len(delta.new_ids) + len(delta.output_ids) for delta in chain)
+        if left < 0:
+            raise RecordTooLarge(f"call {head.id}: the session's prompts have over {MOST_PROMPT_TOKENS:,} tokens")
         buffer = _fill(chain, context[: head.shared], prompts)
         for delta in chain:
             end = len(prompts[delta.id]) + len(delta.output_ids)

@@ -396,9 +396,10 @@ def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> st
 
 
 def _take_lock(path: Path) -> int:
-    """Locks `<path>.lock` until the descriptor is closed, or the process dies."""
+    """Locks `<path>.lock` until the descriptor is closed, or the process dies. A link there, which who made the folder
+    may have left, is an error: the file that it leads to would be overwritten."""
     lock_path = path.with_name(path.name + ".lock")
-    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

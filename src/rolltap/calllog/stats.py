@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.processes import VANISHED
+from rolltap.calllog.processes import SILENT_S, VANISHED, PostgresRegistry
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, processes, prunings, sessions
 from rolltap.calllog.versions import version_of
 from rolltap.errors import ConfigError, StoreUnavailable
@@ -131,7 +131,7 @@ class PostgresFacts:
 
 @dataclass(frozen=True, slots=True)
 class WriterFacts:
-    """The processes that write to the store: how many have a row, and how many have facts that are not in it yet."""
+    """The processes that write to the store: how many have a row, and how many may have facts outside it."""
 
     count: int
     behind: int
@@ -143,9 +143,11 @@ async def postgres_facts(database: Database) -> PostgresFacts:
 
 
 async def writer_facts(database: Database) -> WriterFacts:
-    counts = sa.select(sa.func.count(), sa.func.count(processes.c.waiting_since)).where(
-        processes.c.complete_to != VANISHED
-    )
+    is_behind = processes.c.waiting_since.is_not(None)
+    if database.dialect_name == "postgresql":  # who is cut off from the store can't say what it has
+        is_behind |= sa.literal_column(PostgresRegistry.clock) - processes.c.seen_at > SILENT_S
+    counts = sa.select(sa.func.count(), sa.func.count(sa.case((is_behind, 1))))
+    counts = counts.where(processes.c.complete_to != VANISHED)
     with acting_for(EVERY_TENANT):
         ((total, behind),) = await database.query(lambda connection: connection.execute(counts).all())
     return WriterFacts(max(1, total), behind)  # this process may have no row yet

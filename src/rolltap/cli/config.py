@@ -94,12 +94,7 @@ def _key(name: str, field: FieldInfo, given: dict[str, str]) -> Iterator[str]:
     elif field.default is None:
         yield f"# {name}: not set"
     else:
-        yield f"#{name} = {_toml(field.default)}"
-
-
-def _toml(value: Any) -> str:
-    """A default of the settings as TOML, which writes it as JSON does."""
-    return json.dumps(list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value)
+        yield f"#{name} = {json.dumps(field.default, default=str)}"  # as TOML writes it, too; `str` for a path
 
 
 def settings_schema() -> dict[str, Any]:

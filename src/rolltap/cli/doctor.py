@@ -7,9 +7,9 @@ import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 from rich.table import Table
@@ -373,7 +373,9 @@ def _processes(plane: PlaneClient) -> list[Diagnosis]:
 def differences(diagnoses: Sequence[Diagnosis]) -> list[Finding]:
     """Findings for versions and policies that not all of them have."""
     findings: list[Finding] = []
-    by_version = _by(diagnoses, lambda one: [one.version])
+    by_version: dict[str, list[Diagnosis]] = {}
+    for one in diagnoses:
+        by_version.setdefault(one.version, []).append(one)
     if len(by_version) > 1:
         state = "; ".join(f"{version} on {', '.join(map(_name, some))}" for version, some in sorted(by_version.items()))
         findings.append(Finding("versions", state, "upgrade the older ones, one after the other"))
@@ -386,14 +388,6 @@ def differences(diagnoses: Sequence[Diagnosis]) -> list[Finding]:
         advice = "calls of such a policy get 404 there: give all proxies the same [policies] and restart them"
         findings.append(Finding("policies", state, advice, healthy=False))
     return findings
-
-
-def _by(diagnoses: Sequence[Diagnosis], values: Any) -> Mapping[str, list[Diagnosis]]:
-    grouped: dict[str, list[Diagnosis]] = {}
-    for one in diagnoses:
-        for value in values(one):
-            grouped.setdefault(value, []).append(one)
-    return grouped
 
 
 def _name(diagnosis: Diagnosis) -> str:

@@ -17,6 +17,7 @@ from typer import Argument, Option
 
 from rolltap.calllog.database import in_thread
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.stats import writer_facts
 from rolltap.cli.common import ConfigOption, complete_format, config_path, one_line_errors
 from rolltap.cli.screen import Screen, working
 from rolltap.datasets import hub
@@ -39,6 +40,11 @@ from rolltap.wording import counted
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
 """Environment variable with further secrets to keep out, separated by newlines."""
+
+CALLS_OUTSIDE = (
+    "{} of this store may have calls that are not in it yet (in a spool, or on their way from Redis): they are not "
+    "exported. `rolltap doctor --server` says when they have come"
+)
 
 console = Screen(stderr=True, highlight=False)
 
@@ -196,6 +202,8 @@ async def run_export(
     call_log = open_record(job.store)
     await call_log.start()
     try:
+        if behind := (await writer_facts(call_log.database)).behind:
+            console.print(CALLS_OUTSIDE.format(counted(behind, "server")), style="yellow")
         query = replace(job.query, chosen=await _chosen(call_log, job)) if job.query.session_filter else job.query
         with job.writer(query) as writer:
             sessions = groups = rewarded = 0

@@ -84,9 +84,8 @@ async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults)
                 check_installed(build(task, defaults, client))
         submission_id = request.id or new_id()
         rule = GroupRule(usable=request.usable)
-        await client.submit(
-            SubmitTasks(policy, request.n, request.tasks, rule=rule, priority=request.priority, id=submission_id)
-        )
+        work = SubmitTasks(policy, request.n, request.tasks, rule=rule, priority=request.priority, id=submission_id)
+        await _submit(client, work)
         size = f"{counted(len(request.tasks), 'task')}, {counted(request.n, 'rollout')} each"
         console.print(f"submission {submission_id} · {size} · {request.policy or policy}")
         if request.detach:
@@ -107,6 +106,23 @@ async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults)
             stopped.say(f"{state}; {goes_on}")
             raise
         return await print_outcome(client, submission_id, time.monotonic() - started)
+
+
+async def _submit(client: AdminClient, work: SubmitTasks) -> None:
+    """Submits the tasks; where that takes several requests, with a progress bar that names the submission."""
+    parts = work.parts()
+    if len(parts) == 1:
+        await client.submit(work)
+        return
+    try:
+        with bars() as shown:
+            bar = shown.add_task(f"submission {work.id}: tasks sent", total=len(work.tasks), waits="")
+            for part in parts:
+                await client.ask(AdminPlane.submit, part)
+                shown.update(bar, completed=part.first + len(part.tasks))
+    except asyncio.CancelledError:  # Ctrl-C
+        stopped.say(f"stopped, and nothing is queued; the same command with --id {work.id} goes on")
+        raise
 
 
 async def _run_here(

@@ -9,12 +9,23 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from rolltap.contract.base import Count, Integer, Long, RequestBody, Seconds, check_free_form, check_ttl
+from rolltap.contract.base import (
+    MAX_BODY,
+    Count,
+    Integer,
+    Long,
+    RequestBody,
+    Seconds,
+    check_free_form,
+    check_ttl,
+    portions,
+)
 from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.errors import InvalidRequest
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
@@ -30,8 +41,8 @@ EACH_CALL = "call:each"
 WILDCARDS = ("call:*", "span:*", "role:*")
 """Scopes that a rule may ask for: at least one reward of the kind."""
 
-EVALUATION_CHARS = 8 << 20
-"""How much of an evaluator's output is stored. Our runner sends at most 1 MiB for each step."""
+EVALUATION_CHARS = 1 << 20
+"""How much of an evaluator's output is stored."""
 
 
 class GroupRule(RequestBody, frozen=True):
@@ -114,7 +125,11 @@ class OpenGroup(RequestBody, frozen=True):
 
 
 class SubmitTasks(RequestBody, frozen=True):
-    """Queues `n` rollouts of each task."""
+    """Queues `n` rollouts of each task.
+
+    What is too large for one body is sent in parts with the same `id`, in any order: `tasks` are those from index
+    `first` of `total`. They are queued together, when the last one has come.
+    """
 
     policy: PolicyOrRoles
     n: Long
@@ -123,6 +138,31 @@ class SubmitTasks(RequestBody, frozen=True):
     rule: GroupRule = GroupRule()
     priority: Integer = 0
     id: GivenId | None = None
+    first: Count = 0
+    total: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.id is None and (self.first or self.total is not None):
+            raise InvalidRequest("a part of a submission has the submission's id", param="id")
+
+    def parts(self) -> Sequence[SubmitTasks]:
+        """The bodies that together are this one, which has an id, in order: itself, if it is small enough.
+
+        `InvalidRequest` for a task that is too large by itself.
+        """
+        total = len(self.tasks)
+        rest = msgspec.structs.replace(self, tasks=(), first=total, total=total)
+        split = list(portions(self.tasks, rest))
+        firsts = accumulate(map(len, split), initial=0)
+        parts = [msgspec.structs.replace(rest, tasks=tasks, first=at) for tasks, at in zip(split, firsts, strict=False)]
+        for part in parts:
+            if len(part.tasks) == 1 and (size := len(msgspec.json.encode(part))) > MAX_BODY:
+                raise InvalidRequest(
+                    f"task {part.tasks[0].id} takes a request of {size:,} bytes, and one has at most {MAX_BODY:,}: "
+                    "keep its files in a `folder` or a `repository`",
+                    param="tasks",
+                )
+        return parts if len(parts) > 1 else [self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,7 +542,7 @@ TOOL_CALLS = 1024
 Id = Annotated[str, Meta(max_length=ID_CHARS)]
 
 
-class LogEntry(RequestBody, frozen=True):
+class LogEntry(RequestBody, frozen=True, omit_defaults=True):
     """A message of the log. The id is that of a reply as the server named it, or of the call that a tool answers.
 
     `tokens` is what the log says that a reply has; None or "" where it does not say.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -28,10 +28,15 @@ Seconds = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 
 MAX_TTL_S = 86_400
 
+MAX_BODY = 1 << 20
+"""Limit of a body in bytes. Clients split what is larger (`portions`)."""
+
 MAX_DEPTH = 64
 """Maximum nesting of a body, because later readers recurse."""
 
 INTEGERS = range(-(2**63), 2**63)
+
+T = TypeVar("T")
 
 
 class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +73,21 @@ def check_free_form(value: Any, name: str) -> None:
         if not level:
             return
     raise InvalidRequest(f"{name}: nested deeper than {MAX_DEPTH} levels", param=name)
+
+
+def portions(items: Sequence[T], rest: RequestBody, most: int | None = None) -> Iterator[Sequence[T]]:
+    """Splits the items, in their order, for bodies that are otherwise like `rest`: of at most `most` items, and within
+    `MAX_BODY`, or of one larger item."""
+    room = MAX_BODY - len(msgspec.json.encode(rest))
+    first, size = 0, 0
+    for at, item in enumerate(items):
+        length = len(msgspec.json.encode(item)) + 1
+        if at > first and (size + length > room or at - first == most):
+            yield items[first:at]
+            first, size = at, 0
+        size += length
+    if first < len(items):
+        yield items[first:]
 
 
 def values_of(body: RequestBody) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ from typing import (
 )
 from urllib.parse import quote
 
-from rolltap.contract.base import RequestBody, values_of
+from rolltap.contract.base import MAX_BODY, RequestBody, values_of
 from rolltap.contract.keys import Role
 from rolltap.contract.request import Request
 from rolltap.decoding import from_json
@@ -75,7 +75,7 @@ class Operation:
     `audited`: calls are in the audit log (leases, claims, attempts and rewards have the key in their rows); refusals
     always are. `all_tenants`: it shows all of them, to keys of the default tenant only. A client sends it `once`, or
     repeats it while the server can't be reached. The field `wait` of its body is how many seconds the server may take
-    on purpose.
+    on purpose. `most_bytes` are those of its body: more than others have only if one item of it can be larger.
     """
 
     method: Literal["GET", "POST"]
@@ -88,6 +88,7 @@ class Operation:
     all_tenants: bool = False
     once: bool = False
     wait: str = ""
+    most_bytes: int = MAX_BODY
 
     @property
     def name(self) -> str:
@@ -196,10 +197,17 @@ def get(
 
 
 def post(
-    path: str, title: str = "", *, roles: tuple[Role, ...], audited: bool = False, once: bool = False, wait: str = ""
+    path: str,
+    title: str = "",
+    *,
+    roles: tuple[Role, ...],
+    audited: bool = False,
+    once: bool = False,
+    wait: str = "",
+    most_bytes: int = MAX_BODY,
 ) -> Declare:
     """Declares an operation that changes something, or has more to say than a query holds."""
-    return _declare("POST", path, title, roles, audited=audited, once=once, wait=wait)
+    return _declare("POST", path, title, roles, audited=audited, once=once, wait=wait, most_bytes=most_bytes)
 
 
 class Declare(Protocol):

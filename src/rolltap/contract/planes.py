@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rolltap.contract import admin, control, keys, trainer
+from rolltap.contract.base import MAX_BODY
 from rolltap.contract.keys import Role
 from rolltap.contract.operations import OtherThanJson, Plane, get, packed, post
 from rolltap.types import Group, LogCheck, Reward, Rollout
@@ -28,6 +29,11 @@ Limit = Annotated[int, Field(ge=1)]
 """Maximum number of rows in a page."""
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 EVENTS = "text/event-stream"
+
+MANY_NUMBERS = 4 * MAX_BODY
+"""Limit of a body with numbers for each token, as all of one call or sequence come together."""
+MANY_NAMES = 8 * MAX_BODY
+"""Limit of a body with a name for each tensor."""
 
 
 class SessionPlane(Plane):
@@ -67,7 +73,10 @@ class TaskPlane(Plane):
 
     @post("/tasks", roles=ADMIN, audited=True)
     async def submit(self, body: admin.SubmitTasks) -> admin.Submission:
-        """Queues `n` rollouts of each task. Idempotent by `id`. Refuses a task that no node could run."""
+        """Queues `n` rollouts of each task. Idempotent by `id`. Refuses a task that no node could run.
+
+        Of a submission in parts, nothing is queued before the last part has come.
+        """
 
     @get("/tasks")
     async def list_submissions(self, limit: Limit = 50) -> admin.SubmissionList:
@@ -252,7 +261,7 @@ class LeasePlane(Plane):
     @post("/leases/{lease_id}/release", roles=TRAIN)
     async def release(self, lease_id: str, body: trainer.ReleaseLease) -> trainer.LeaseReleased: ...
 
-    @post("/leases/{lease_id}/annotations", roles=TRAIN)
+    @post("/leases/{lease_id}/annotations", roles=TRAIN, most_bytes=MANY_NUMBERS)
     async def annotate(self, lease_id: str, body: trainer.AnnotateLease) -> trainer.LeaseAnnotated:
         """Stores the trainer's annotations of the lease's sampled tokens. `added` counts calls that had none before."""
 
@@ -290,7 +299,7 @@ class WeightPlane(Plane):
     @get("/policies/{name}/ranks", roles=LOOK_AT_TRAINING)
     async def ranks(self, name: str) -> trainer.EngineRanks: ...
 
-    @post("/policies/{name}/receive", roles=TRAIN, audited=True, once=True, wait="timeout_s")
+    @post("/policies/{name}/receive", roles=TRAIN, audited=True, once=True, wait="timeout_s", most_bytes=MANY_NAMES)
     async def receive(self, name: str, body: trainer.Transfer) -> trainer.ServedVersion: ...
 
     @post("/policies/{name}/finish_update", roles=TRAIN, audited=True)
@@ -307,7 +316,7 @@ class WeightPlane(Plane):
         The trainer must own the policy: a fenced one would control the rollouts of its successor.
         """
 
-    @post("/policies/{name}/score", roles=TRAIN)
+    @post("/policies/{name}/score", roles=TRAIN, most_bytes=MANY_NUMBERS)
     async def score(self, name: str, body: trainer.ScoreIds) -> trainer.PolicyScores:
         """The log-probs of the given ids, and the likeliest candidates. The caller need not own the policy."""
 

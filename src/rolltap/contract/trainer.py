@@ -328,7 +328,7 @@ class PushWeights(OwnerRequest, frozen=True):
 class Bucket(RequestBody, frozen=True):
     """Tensors that an engine receives and then loads together, in this order. `dtypes` are torch's names."""
 
-    MOST_VALUES: ClassVar[int] = 500_000
+    MOST_VALUES: ClassVar[int] = 100_000
 
     names: Annotated[list[str], Meta(min_length=1)]
     dtypes: list[str]
@@ -478,15 +478,15 @@ class AnnotationLine:
 
 def _numbers(call_id: str, name: str, values: Sequence[float | None]) -> Float32:
     """The values that are there; `InvalidRequest` where one is not finite."""
-    present = [value for value in values if value is not None] if None in values else values
-    numbers = np.fromiter(present, np.float64, len(present))  # half the time of `np.array`
-    if not np.isfinite(numbers).all():
+    numbers = np.fromiter(values, np.float64, len(values))  # half the time of `np.array`; None becomes NaN
+    absent = np.isnan(numbers)
+    if np.isinf(numbers).any() or (absent.any() and values.count(None) != absent.sum()):
         raise InvalidRequest(
             f"call {call_id}: {name} has a value that is not a finite number; send null where there is none",
             param="calls",
         )
     with np.errstate(over="ignore"):
-        stored = numbers.astype(np.float32)
+        stored = numbers[~absent].astype(np.float32)
     if not np.isfinite(stored).all():
         raise InvalidRequest(f"call {call_id}: {name} has a value that float32 can't hold", param="calls")
     return stored

@@ -26,7 +26,6 @@ from rolltap.contract.tags import check_tags
 from rolltap.errors import DatasetError, InvalidRequest, RequestError
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.cache_space import CacheSpace
-from rolltap.protocols.conversation import ChatRequest
 from rolltap.protocols.openai_chat.dialect import OpenAIChat
 from rolltap.reconstructor.importers import GROUP_TAG, ReplyFacts, Trace, read_traces
 from rolltap.tenants import tenant_tags
@@ -134,22 +133,19 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[: replies[-1] + 1])}
     if trace.tools:
         body["tools"] = list(trace.tools)
-    chat = _parsed(OpenAIChat(CacheSpace()), body, trace.place)
+    request = WireRequest("", {}, {}, {}, json.dumps(body, ensure_ascii=False).encode())
+    try:
+        chat = OpenAIChat(CacheSpace()).parse(request)
+    except RequestError as error:
+        raise DatasetError(f"{trace.place}: {error.message}") from None
     shared = 0
     for index in replies:
         facts = trace.facts.get(index, ReplyFacts())
         head = msgspec.json.encode({"model": facts.model or POLICY})
         flaw = Flaw.WEIGHT_ZERO if index in trace.context else Flaw.TOKENS_MISSING
-        request = RequestParts(head, chat.items[shared:index], shared, chat.fixed)
-        yield Turn(request, msgspec.json.encode(chat.messages[index]), flaw, facts)
+        parts = RequestParts(head, chat.items[shared:index], shared, chat.fixed)
+        yield Turn(parts, msgspec.json.encode(chat.messages[index]), flaw, facts)
         shared = index
-
-
-def _parsed(dialect: OpenAIChat, body: dict[str, Any], name: str) -> ChatRequest:
-    try:
-        return dialect.parse(WireRequest("", {}, {}, {}, json.dumps(body, ensure_ascii=False).encode()))
-    except RequestError as error:
-        raise DatasetError(f"{name}: {error.message}") from None
 
 
 async def _write(call_log: CallLog, imported: Imported) -> bool:

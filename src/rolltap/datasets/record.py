@@ -187,15 +187,10 @@ async def _item(
 
 def _own_reward(session: Session, notes: Sequence[Note], options: ReadOptions) -> float | None:
     """The reward of a session without a rollout: its last score of the name asked for, else that of its trace."""
-    if options.grouping.score:
-        return _score(notes, options.grouping.score)
+    if name := options.grouping.score:
+        scores = [note.value for note in notes if note.kind == "score" and note.name == name and note.call_id is None]
+        return float(scores[-1]) if scores and scores[-1] is not None else None
     try:
         return float(session.tags["reward"]) if "imported" in session.tags else None
     except (KeyError, ValueError):
         return None
-
-
-def _score(notes: Sequence[Note], name: str) -> float | None:
-    """The session's last score of that name."""
-    scores = [note.value for note in notes if note.kind == "score" and note.name == name and note.call_id is None]
-    return float(scores[-1]) if name and scores and scores[-1] is not None else None

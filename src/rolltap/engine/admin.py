@@ -97,7 +97,10 @@ class AdminRoutes:
         )
 
     async def weight_info(self, http: HttpRequest) -> Response:
-        return json_response({"weight_version": self._loop.version, "logprobs_mode": LOGPROBS_MODE})
+        loop = self._loop
+        return json_response(
+            {"weight_version": loop.version, "weight_digest": loop.digest, "logprobs_mode": LOGPROBS_MODE}
+        )
 
     async def tokenize(self, http: HttpRequest) -> Response:
         request = protocol.decode(await http.body(), protocol.TokenizeRequest)

@@ -28,6 +28,7 @@ from rolltap.engine.requests import ActiveRequest, FinishReason, Outbox, PromptS
 from rolltap.engine.sampling import constrained, draw_tokens, processed_logprobs, sampling_mask, sampling_words
 from rolltap.engine.slots import EngineSlots
 from rolltap.errors import ConfigError, EngineUnavailable
+from rolltap.weight_digest import digest_of_tensors
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class EngineLoop:
             raise ConfigError("the model's configuration has no max_position_embeddings: set --context")
         self.context = min(context or model.longest, model.longest or context or 0)
         self.version = "default"
+        self.digest = ""  # of the weights that were loaded last; empty: those of the start
         self.counts: Counter[str] = Counter()
         self.failure: Exception | None = None
         self._eos_ids = eos_ids
@@ -192,7 +194,9 @@ class EngineLoop:
         self._drain_waiters.clear()
 
     def _replace_weights(self, weights: Mapping[str, Tensor], source: str) -> None:
+        digest = digest_of_tensors(weights)
         self.model.replace_weights(weights, source)
+        self.digest = digest
         self._slots.forget()
         for active in self._active.values():
             active.cached = 0

@@ -175,8 +175,12 @@ def _complete(
 ) -> None:
     """Completes the group and those that share its rollouts. `members` are the rows and rollouts."""
     sharing = _sharing(tx, group.id)
-    sampled = _sampled(tx, [row.id for row, _ in members]) if sharing else {}
-    trains = {each.policy: each.id for each in (group, *sharing)} if sharing else {}
+    trains: dict[str, str] = {}
+    sampled: dict[tuple[str, str], Any] = {}  # by rollout and policy
+    if sharing:
+        trains = {each.policy: each.id for each in (group, *sharing)}
+        of_members = rollout_policies.c.rollout_id.in_([row.id for row, _ in members])
+        sampled = {(row.rollout_id, row.policy): row for row in tx.all(sa.select(rollout_policies).where(of_members))}
     dropped = []
     for each in (group, *sharing):
         own = group_of(each, (), trains)
@@ -226,12 +230,6 @@ def _with_rollout_scope(member: Member, roles: Mapping[str, str], trained: Seque
 def _sharing(tx: Tx, group_id: str) -> Sequence[Any]:
     """The rows of the groups that share the rollouts of a group."""
     return tx.all(sa.select(groups).where(groups.c.shares == group_id).order_by(groups.c.id))
-
-
-def _sampled(tx: Tx, rollout_ids: Sequence[str]) -> Mapping[tuple[str, str], Any]:
-    """What each policy sampled in ended rollouts that train several, by rollout and policy."""
-    of_rollouts = sa.select(rollout_policies).where(rollout_policies.c.rollout_id.in_(rollout_ids))
-    return {(row.rollout_id, row.policy): row for row in tx.all(of_rollouts)}
 
 
 def _member_in(group: Group, row: Any, rollout: Rollout, sampled: Any) -> Member:

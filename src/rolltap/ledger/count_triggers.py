@@ -30,10 +30,6 @@ COUNTED_BY = {
 """The columns on which the counts depend."""
 
 
-def _begins(column: str, text: str) -> str:
-    return f"substr({column}, 1, {len(text)}) = '{text}'"
-
-
 _OF_GROUPS = {
     "groups": ("{row}.status", "true"),
     "ready": (
@@ -45,7 +41,8 @@ _OF_GROUPS = {
 }
 """The kinds of counts of groups: the state that a `row` counts in, and whether it does."""
 
-_SAYS_UNANSWERED = " OR ".join(_begins("{row}.reason", f"{late}{NOTHING_SAMPLED}") for late in ("", f"{LATE}; "))
+_UNANSWERED = (NOTHING_SAMPLED, f"{LATE}; {NOTHING_SAMPLED}")
+_SAYS_UNANSWERED = " OR ".join(f"substr({{row}}.reason, 1, {len(text)}) = '{text}'" for text in _UNANSWERED)
 _PLAYED_WITHOUT = "SELECT 1 FROM rollout_policies p WHERE p.rollout_id = {row}.id AND p.policy = g.policy"
 _OF_ROLLOUTS = {
     "rollouts": ("{row}.status", "true"),

@@ -80,7 +80,7 @@ class Groups:
                     f"policy {behind!r} is behind at the barrier; open this group later",
                     retry_after=settings.open_retry_after,
                 )
-            insert_group(tx, id, spec)
+            insert_group(tx, id, spec, insert_task(tx, spec.task))
             return load_group(tx, id)
 
         return await self._uow.transact(work)
@@ -203,12 +203,12 @@ def insert_task(tx: Tx, task: Task) -> str:
     return digest
 
 
-def insert_group(tx: Tx, id: str, spec: GroupSpec, *, submission_id: str | None = None) -> None:
-    """Inserts an open group with its pending rollouts, and the groups that share them."""
+def insert_group(tx: Tx, id: str, spec: GroupSpec, task_digest: str, *, submission_id: str | None = None) -> None:
+    """Inserts an open group of a stored task with its pending rollouts, and the groups that share them."""
     values = {
         "id": id,
         "task_id": spec.task.id,
-        "task_digest": insert_task(tx, spec.task),
+        "task_digest": task_digest,
         "policy": spec.policy,
         "roles": dict(spec.roles) or None,
         "n": spec.n,

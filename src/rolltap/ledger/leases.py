@@ -50,14 +50,12 @@ from rolltap.ledger.policies import (
     admit,
     check_owner,
     end_foreign_control,
-    fresh,
     history_of,
     last_acknowledged,
     lock_incarnation,
     locked_policy,
     new_incarnation,
     own,
-    partly_fresh,
     policy_row,
     restore,
 )
@@ -74,7 +72,7 @@ from rolltap.ledger.schema import (
     tasks,
     trainers,
 )
-from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.types import GroupStatus
 
 L = TypeVar("L", covariant=True)
@@ -149,7 +147,7 @@ class Trainers:
             ticket = self._uow.ready.ticket()
             if await self._uow.query(lambda tx: count_ready(tx, request)) >= enough:
                 break
-            await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
+            await ticket.wait_at_most(min(remaining_s, self._uow.settings.poll))
         return await self._uow.transact(lambda tx: open_ready_lease(tx, request))
 
     async def _undelivered(self, opened: OpenedLease) -> None:
@@ -260,7 +258,7 @@ def open_replay_lease(tx: Tx, request: LeaseRequest, replay: Replay) -> OpenedLe
         groups.c.oldest_version < history.oldest(replay.min_age - 1),
     )
     if replay.max_age is not None:
-        matching = matching.where(fresh(history, replay.max_age))
+        matching = matching.where(_fresh(history, replay.max_age))
     if replay.min_reward is not None:
         matching = matching.where(groups.c.reward_mean >= replay.min_reward)
     if replay.max_reward is not None:
@@ -294,7 +292,30 @@ def _fresh_enough(request: LeaseRequest, history: VersionHistory) -> sa.ColumnEl
     """The condition for groups that are not too stale for the request."""
     if request.max_staleness is None:
         return sa.true()
-    return (partly_fresh if request.stale == "mask" else fresh)(history, request.max_staleness)
+    return (_partly_fresh if request.stale == "mask" else _fresh)(history, request.max_staleness)
+
+
+def _fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
+    """The condition for groups without a trained token that is staler or of an abandoned version.
+
+    Only a group's oldest and newest version are known. So a group counts as sampled from every version between them.
+    """
+    floor = history.oldest(max_staleness)
+    without = [
+        sa.or_(groups.c.oldest_version > last, groups.c.newest_version < first)
+        for first, last in history.abandoned
+        if last >= floor
+    ]
+    return sa.and_(groups.c.oldest_version >= floor, *without)
+
+
+def _partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
+    """The condition for groups that may have a fresh trained token."""
+    floor = history.oldest(max_staleness)
+    abandoned_only = [
+        sa.and_(groups.c.oldest_version >= first, groups.c.newest_version <= last) for first, last in history.abandoned
+    ]
+    return sa.and_(groups.c.newest_version >= floor, *map(sa.not_, abandoned_only))
 
 
 def _retire(

@@ -42,7 +42,7 @@ from rolltap.ledger.rewards import Rewards
 from rolltap.ledger.rollouts import LatePeers, Rollouts, Tampering, no_late_peers
 from rolltap.ledger.schema import events, leases, nodes
 from rolltap.ledger.submissions import Submissions
-from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Clock, CloseSession, LedgerSettings, Tx, UnitOfWork, wait_for
+from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Clock, CloseSession, LedgerSettings, Tx, UnitOfWork
 from rolltap.tenants import DEFAULT_TENANT, acting_for, current_tenant
 
 log = logging.getLogger("rolltap.ledger")
@@ -173,7 +173,7 @@ class Events:
                         yield event
             seq = max((known for known, at in seen.items() if at <= now - OVERLAP), default=seq)
             seen = {known: at for known, at in seen.items() if known > seq}
-            await wait_for(ticket, self._uow.settings.poll)
+            await ticket.wait_at_most(self._uow.settings.poll)
 
     async def forget(self) -> None:
         """Deletes some of the events older than the setting `event_memory`, but the last of all. Without any it looks

@@ -21,7 +21,7 @@ from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.task_queue import TaskQueue, has_queued, open_queued, opens_any
-from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
 
 
@@ -36,7 +36,7 @@ class Nodes:
         submission, ticket = request.submission, self._uow.changed.ticket()
         assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, settings, by))
         while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
-            await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
+            await ticket.wait_at_most(min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
             # Work that a curriculum holds back is not worth a write transaction.
             if await self._uow.query(lambda tx: _has_free(tx, submission) or opens_any(tx, submission, silence)):
@@ -128,17 +128,16 @@ def _open_what_is_due(tx: Tx, request: ClaimRollouts, settings: LedgerSettings) 
     """Opens groups of queued tasks until enough rollouts wait to fill the node."""
     waiting = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
 
-    def are_enough(priority: int) -> bool:
-        """Whether so many wait that a task of this priority, or a lower one, is not due yet."""
-        return tx.scalar(waiting.where(groups.c.priority >= priority)) >= request.capacity
-
-    queue, too_few_of = TaskQueue(tx, request.submission, settings, request.capacity), None
+    queue, count, counted_at = TaskQueue(tx, request.submission, settings, request.capacity), 0, None
     while (head := queue.next()) is not None:
-        if head.priority != too_few_of and are_enough(head.priority):
+        if head.priority != counted_at:  # those of a lower priority are due later than this task
+            count, counted_at = tx.scalar(waiting.where(groups.c.priority >= head.priority)), head.priority
+        if count >= request.capacity:
             return
-        if not open_queued(tx, head, settings) or are_enough(head.priority):
+        opened = open_queued(tx, head, settings)
+        count += opened
+        if not opened or count >= request.capacity:
             return
-        too_few_of = head.priority
 
 
 def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float, by: Caller) -> list[str]:

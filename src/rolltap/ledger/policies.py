@@ -78,12 +78,13 @@ class PolicyStats:
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
     """The weights that a policy's engines should have. `folder` is empty if they were sent without one; `paused` is the
-    mode of the update under way."""
+    mode of the update under way; `digest` is the trainer's, made in whatever way."""
 
     version: int
     folder: str = ""
     adapter: str = ""
     paused: str | None = None
+    digest: str = ""
 
 
 class PolicyVersions:
@@ -120,10 +121,17 @@ class PolicyVersions:
 
     async def served(self, name: str) -> ServedWeights:
         """The weights that the policy's engines should have."""
-        statement = sa.select(policies).where(policies.c.name == name)
+        is_its = sa.and_(version_digests.c.policy == policies.c.name, version_digests.c.version == policies.c.version)
+        joined = policies.outerjoin(version_digests, is_its)
+        statement = sa.select(policies, version_digests.c.digest).select_from(joined).where(policies.c.name == name)
+
+        def read(tx: Tx) -> Any:
+            policy_row(tx, name)
+            return tx.first(statement)
+
         rows = await self._uow.select(statement)
-        row = rows[0] if rows else await self._uow.query(lambda tx: policy_row(tx, name))
-        return ServedWeights(row.version, row.folder or "", row.adapter or "", row.paused)
+        row = rows[0] if rows else await self._uow.query(read)
+        return ServedWeights(row.version, row.folder or "", row.adapter or "", row.paused, row.digest or "")
 
     async def set_version(self, name: str, version: int, folder: str = "", adapter: str = "") -> PolicyState:
         """Records that the engines serve `version` from now on. Setting the current one again has no effect.
@@ -424,29 +432,6 @@ def admit(tx: Tx, name: str, trainer: str, incarnation: int) -> VersionHistory:
         raise _unknown(tx, name)
     check_owner(policy, trainer)
     return history_of(tx, policy)
-
-
-def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
-    """The condition for groups without a trained token that is staler or of an abandoned version.
-
-    Only a group's oldest and newest version are known. So a group counts as sampled from every version between them.
-    """
-    floor = history.oldest(max_staleness)
-    own = [
-        sa.or_(groups.c.oldest_version > last, groups.c.newest_version < first)
-        for first, last in history.abandoned
-        if last >= floor
-    ]
-    return sa.and_(groups.c.oldest_version >= floor, *own)
-
-
-def partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
-    """The condition for groups that may have a fresh trained token."""
-    floor = history.oldest(max_staleness)
-    abandoned_only = [
-        sa.and_(groups.c.oldest_version >= first, groups.c.newest_version <= last) for first, last in history.abandoned
-    ]
-    return sa.and_(groups.c.newest_version >= floor, *map(sa.not_, abandoned_only))
 
 
 def lock_trainer(tx: Tx, name: str) -> Any:

@@ -3,7 +3,8 @@
 A group goes, with those that share its rollouts, if all of them were over (acknowledged, stale, dead or dropped) before
 a given time, no open lease has them, they are not of their trainer's last step, their submission is over, and the log
 has no more calls of their sessions. Their rollouts, attempts and rewards go too, and then the ended leases and the
-submitted tasks that are of no other group. The submission's own row and the tasks stay.
+submitted tasks that are of no other group. The submission's own row and the tasks stay. A submission whose last part
+came before the given time, and others never, goes as well.
 
 A row of `pruned_groups` stays in a group's place: its id can't be used again, a rewind tells how many of the groups
 that it should bring back are gone, and the digest of its rewards proves what they were (`check_documents`). The counts
@@ -42,6 +43,7 @@ from rolltap.ledger.schema import (
     groups,
     lease_groups,
     leases,
+    partial_submissions,
     pruned_groups,
     rewards,
     rollout_policies,
@@ -156,6 +158,9 @@ async def prune_ledger(
         removed += LedgerPruned(leases=count)
     while count := await database.transact(lambda connection: _remove_submitted(connection, before)):
         removed += LedgerPruned(tasks=count)
+    await database.transact(
+        lambda connection: connection.execute(sa.delete(partial_submissions).where(partial_submissions.c.at < before))
+    )
     return removed
 
 

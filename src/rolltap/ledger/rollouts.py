@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from rolltap.calllog.codec import pack_bytes
 from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
-from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, RecordCorrupt
+from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, RecordCorrupt, RecordTooLarge
 from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rebuilding import Rebuilder, TrainedVersions
 from rolltap.ledger.rows import load_group, locked_group, no_rollout, rule_of
@@ -176,8 +176,8 @@ class Rollouts:
                 policy: await self._rebuilder.trained_versions(rollout.session_id, policy) for policy in policies
             }
         except (RecordCorrupt, AlignmentError) as error:
-            reason = f"{error.code}: {error.message}"
-            return {}, _without_result(ending, reason, Cause.INFRASTRUCTURE)
+            cause = Cause.AGENT if isinstance(error, RecordTooLarge) else Cause.INFRASTRUCTURE
+            return {}, _without_result(ending, f"{error.code}: {error.message}", cause)
         if not any(versions.sampled for versions in trained.values()):
             return {}, _without_result(ending, NOTHING_SAMPLED, Cause.AGENT)
         if ending.counts_as is Scoring.SCORED:
@@ -189,7 +189,7 @@ TrainedByPolicy = Mapping[str, TrainedVersions]
 """What a rollout has to train of each trained policy; empty if nothing."""
 
 
-NO_RESULT = (NOTHING_SAMPLED, RecordCorrupt.code, AlignmentError.code)
+NO_RESULT = (NOTHING_SAMPLED, RecordCorrupt.code, RecordTooLarge.code, AlignmentError.code)
 """How the reasons begin for which a rollout says nothing about the policy, whatever its runner reports."""
 
 

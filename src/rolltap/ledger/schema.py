@@ -126,6 +126,15 @@ Index(
     postgresql_where=_still_queued,
 )
 
+partial_submissions = Table(
+    "partial_submissions",  # submissions of which parts are still to come
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("digest", String, nullable=False),  # of all but the tasks
+    Column("task_digests", JSON, nullable=False),  # in their order; None: still to come
+    Column("at", Double, nullable=False),  # when the last part came
+)
+
 groups = Table(
     "groups",
     metadata,

@@ -4,6 +4,9 @@ A submission is a list of tasks that share a policy, a group size and a rule. Ea
 asks for work and the policy's trainers have room for another group. Then its group is opened
 (`rolltap.ledger.task_queue`). A group that replaces a zero-variance one belongs to the same submission.
 
+A large submission comes in parts. Until the last one has come, it is a row of `partial_submissions`, where nothing
+looks for work; then it is queued, as if it had come whole at that time.
+
 Work waits for a node, for trainers to consume groups, or for their curriculum. A node is alive if it has claims, or has
 asked for work within `NODE_MEMORY` seconds.
 """
@@ -24,8 +27,8 @@ from rolltap.ids import new_id
 from rolltap.ledger.completion import drop_all, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_task, parent_of
 from rolltap.ledger.policies import demands_of, first_behind, lock_policies, room
-from rolltap.ledger.rows import load_groups, rule_json, task_digest
-from rolltap.ledger.schema import groups, nodes, rollouts, submissions, submitted
+from rolltap.ledger.rows import load_groups, rule_json
+from rolltap.ledger.schema import groups, nodes, partial_submissions, rollouts, submissions, submitted, tasks
 from rolltap.ledger.task_queue import opens_any
 from rolltap.ledger.unit_of_work import BULK_WITHIN_S, LedgerSettings, Tx, UnitOfWork
 from rolltap.types import Group, GroupStatus, RolloutStatus, Task
@@ -40,7 +43,7 @@ class SubmissionSpec:
     """A submission to queue: `n` rollouts of each of `tasks`, with one `rule`. A greater `priority` goes first.
 
     `policy` is the trained one. `roles` maps each role to its policy if there are several; `also` are the other ones
-    that are trained.
+    that are trained. Of a part, `tasks` are those from index `first` of `total`.
     """
 
     policy: str
@@ -51,10 +54,14 @@ class SubmissionSpec:
     priority: int = 0
     roles: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    first: int = 0
+    total: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.tasks) <= MAX_TASKS:
-            raise InvalidRequest(f"submit 1 to {MAX_TASKS} tasks at once, not {len(self.tasks)}", param="tasks")
+        if not self.tasks or self.of > MAX_TASKS:
+            raise InvalidRequest(f"submit 1 to {MAX_TASKS} tasks at once, not {self.of}", param="tasks")
+        if (end := self.first + len(self.tasks)) > self.of:
+            raise InvalidRequest(f"the part ends with task {end} of {self.of}", param="total")
         seen: set[str] = set()
         for task in self.tasks:
             if task.id in seen:
@@ -67,10 +74,14 @@ class SubmissionSpec:
         return GroupSpec(self.policy, self.n, task, self.tags, self.rule, self.priority, self.roles, self.also)
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the content, without the priority."""
+    def of(self) -> int:
+        """The number of the submission's tasks."""
+        return len(self.tasks) if self.total is None else self.total
+
+    def digest(self, task_digests: Sequence[str | None]) -> str:
+        """SHA-256 of the content with these tasks, without the priority."""
         policy = dict(self.roles) or self.policy
-        content = [policy, self.n, [task_digest(task) for task in self.tasks], self.tags, rule_json(self.rule)]
+        content = [policy, self.n, task_digests, self.tags, rule_json(self.rule)]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
 
 
@@ -79,20 +90,27 @@ class Submissions:
         self._uow = uow
 
     async def submit(self, spec: SubmissionSpec, *, submission_id: str | None = None) -> Submission:
-        """Queues the tasks. The same `submission_id` with the same content again has no effect."""
+        """Queues the tasks, or of a part, once all have come. The same `submission_id` with the same content again has
+        no effect."""
         id = submission_id or new_id()
 
         def work(tx: Tx) -> Submission:
             lock_policies(tx, spec.policy, spec.also)
+            own = [insert_task(tx, task) for task in spec.tasks]
             known = tx.first(sa.select(submissions).where(submissions.c.id == id))
             if known is None:
-                _insert(tx, id, spec)
-            elif known.digest != spec.digest:
-                raise LedgerError(
-                    f"submission {id} is on record with other tasks or settings; use a new id", param="id"
-                )
-            elif tx.first(sa.select(submitted.c.position).where(submitted.c.submission_id == id).limit(1)) is None:
+                digests = _with_part(tx, id, spec, own)
+                if None in digests:
+                    return _partial(tx, id, spec, sum(digest is not None for digest in digests))
+                _insert(tx, id, spec, digests)
+                return _load(tx, id, self._uow.settings)
+            ordered = sa.select(submitted.c.task_digest).where(submitted.c.submission_id == id)
+            digests = [row.task_digest for row in tx.all(ordered.order_by(submitted.c.position))]
+            if not digests:
                 raise LedgerError(f"submission {id} was pruned; use a new id", param="id")
+            digests[spec.first : spec.first + len(own)] = own
+            if len(digests) != spec.of or known.digest != spec.digest(digests):
+                raise _is_another(id)
             return _load(tx, id, self._uow.settings)
 
         return await self._uow.transact(work, within_s=BULK_WITHIN_S)
@@ -124,7 +142,7 @@ class Submissions:
             locked = sa.select(submissions).where(submissions.c.id == submission_id).with_for_update()
             row = tx.first(locked)
             if row is None:
-                raise _unknown(submission_id)
+                raise _unknown(tx, submission_id)
             if row.cancelled_at is None:
                 change = sa.update(submissions).where(submissions.c.id == submission_id)
                 tx.run(change.values(cancelled_at=tx.now))
@@ -140,10 +158,59 @@ class Submissions:
         return await self._uow.transact(work, within_s=BULK_WITHIN_S)
 
 
-def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:
+def _with_part(tx: Tx, id: str, spec: SubmissionSpec, own: Sequence[str]) -> list[str | None]:
+    """The digests of the submission's tasks that have come, its part `spec` included; None for those to come."""
+    nothing = [None] * spec.of
+    tx.insert_new(
+        partial_submissions, {"id": id, "digest": spec.digest(nothing), "task_digests": nothing, "at": tx.now}
+    )
+    row = tx.first(sa.select(partial_submissions).where(partial_submissions.c.id == id).with_for_update())
+    assert row is not None
+    part = slice(spec.first, spec.first + len(own))
+    digests: list[str | None] = list(row.task_digests)
+    if row.digest != spec.digest(nothing) or any(
+        known not in (None, digest) for known, digest in zip(digests[part], own, strict=True)
+    ):
+        raise _is_another(id)
+    digests[part] = own
+    mine = partial_submissions.c.id == id
+    if None in digests:
+        tx.run(sa.update(partial_submissions).where(mine).values(task_digests=digests, at=tx.now))
+    else:
+        tx.run(sa.delete(partial_submissions).where(mine))
+    return digests
+
+
+def _is_another(id: str) -> LedgerError:
+    return LedgerError(f"submission {id} is on record with other tasks or settings; use a new id", param="id")
+
+
+def _partial(tx: Tx, id: str, spec: SubmissionSpec, count: int) -> Submission:
+    return Submission(
+        id=id,
+        policy=spec.policy,
+        roles=spec.roles,
+        also=spec.also,
+        n=spec.n,
+        priority=spec.priority,
+        tags=spec.tags,
+        created_at=tx.now,
+        cancelled=False,
+        tasks=count,
+        queued=0,
+        groups={},
+        rollouts={},
+        reward_mean=None,
+        waits_for=f"the rest of its tasks: {count:,} of {spec.of:,} have come",
+        ended=False,
+        late=0,
+    )
+
+
+def _insert(tx: Tx, id: str, spec: SubmissionSpec, digests: Sequence[str | None]) -> None:
     values = {
         "id": id,
-        "digest": spec.digest,
+        "digest": spec.digest(digests),
         "policy": spec.policy,
         "roles": dict(spec.roles) or None,
         "also": list(spec.also) or None,
@@ -154,19 +221,22 @@ def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:
         "created_at": tx.now,
     }
     tx.run(submissions.insert().values(values))
-    digests = [insert_task(tx, task) for task in spec.tasks]
     rows = [{"submission_id": id, "position": at, "task_digest": digest} for at, digest in enumerate(digests)]
     tx.run(submitted.insert(), rows)
+    named = sa.select(tasks.c.id).join(submitted, submitted.c.task_digest == tasks.c.digest)
+    twice = named.where(submitted.c.submission_id == id).group_by(tasks.c.id).having(sa.func.count() > 1)
+    if (name := tx.scalar(twice.limit(1))) is not None:  # in two parts
+        raise InvalidRequest(f"two tasks have the id {name!r}", param="tasks")
     if len(rows) >= MANY and tx.connection.dialect.name == "postgresql":
         # Else claims go by plans for the short queue of before, until a vacuum: each would read all tasks.
         tx.connection.exec_driver_sql(f"ANALYZE {submitted.name}")
-    tx.note("submitted", id, policy=spec.policy, tasks=len(spec.tasks), n=spec.n)
+    tx.note("submitted", id, policy=spec.policy, tasks=len(digests), n=spec.n)
 
 
 def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
     row = tx.first(sa.select(submissions).where(submissions.c.id == id))
     if row is None:
-        raise _unknown(id)
+        raise _unknown(tx, id)
     own = groups.c.submission_id == id
     of_groups = sa.select(groups.c.status, sa.func.count()).where(own).group_by(groups.c.status)
     joined = sa.select(rollouts.c.status, sa.func.count()).join(groups, groups.c.id == rollouts.c.group_id)
@@ -199,8 +269,16 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
     )
 
 
-def _unknown(id: str) -> NotFound:
-    return NotFound(f"no submission {id!r}", param="id")
+def _unknown(tx: Tx, id: str) -> NotFound:
+    digests = tx.scalar(sa.select(partial_submissions.c.task_digests).where(partial_submissions.c.id == id))
+    if digests is None:
+        return NotFound(f"no submission {id!r}", param="id")
+    count = sum(digest is not None for digest in digests)
+    return NotFound(
+        f"submission {id!r} is not queued: {count:,} of its {len(digests):,} tasks have come; to submit it again under "
+        "its id goes on",
+        param="id",
+    )
 
 
 NODE_MEMORY = 60.0

@@ -24,7 +24,7 @@ from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec, insert_group
 from rolltap.ledger.policies import controls_in_force, first_behind, lock_policies, room
 from rolltap.ledger.rows import rule_of, task_of
-from rolltap.ledger.schema import policies, submissions, submitted, tasks
+from rolltap.ledger.schema import demands, submissions, submitted, tasks
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.types import EVALUATION, PURPOSE_TAG
 
@@ -89,7 +89,7 @@ class TaskQueue:
 
         Where a curriculum is set, each call draws anew.
         """
-        names = [row.name for row in self._tx.all(sa.select(policies.c.name))]
+        names = [row.policy for row in self._tx.all(sa.select(demands.c.policy).distinct())]  # others have room
         full = [name for name in names if room(self._tx, name, self._settings.trainer_silence) == 0]
         behind = [name for name in names if first_behind(self._tx, [name], self._settings)]
         draws = any(control.curriculum for control in self._controls.values())
@@ -178,27 +178,27 @@ def opens_any(tx: Tx, submission: str | None, silence: float) -> bool:
     return tx.first(waiting.where(place.is_not(None)).limit(1)) is not None
 
 
-def open_queued(tx: Tx, queued: QueuedTask, settings: LedgerSettings) -> bool:
-    """Opens the group of a queued task, and those that share its rollouts; False if another transaction has just taken
-    the room or cancelled the task."""
+def open_queued(tx: Tx, queued: QueuedTask, settings: LedgerSettings) -> int:
+    """Opens the group of a queued task, and those that share its rollouts; returns the number of these, 0 if another
+    transaction has just taken the room or cancelled the task."""
     head, also = queued.row, tuple(queued.row.also or ())
     lock_policies(tx, head.policy, also)
     if any(room(tx, name, settings.trainer_silence) == 0 for name in (head.policy, *also)):
-        return False
+        return 0
     own = sa.select(submissions).where(submissions.c.id == head.submission_id)
     submission = tx.first(own.with_for_update(read=True))
     task = tx.first(sa.select(tasks).where(tasks.c.digest == head.task_digest))
     assert submission is not None
     if submission.cancelled_at is not None:
-        return False
+        return 0
     rule, roles = rule_of(submission), submission.roles or {}
     n = _size(submission.n, queued.control.n, rule, roles)
     spec = GroupSpec(submission.policy, n, task_of(task), tuple(submission.tags), rule, queued.priority, roles, also)
     group_id = new_id()
-    insert_group(tx, group_id, spec, submission_id=submission.id)
+    insert_group(tx, group_id, spec, head.task_digest, submission_id=submission.id)
     its_row = sa.and_(submitted.c.submission_id == head.submission_id, submitted.c.position == head.position)
     tx.run(sa.update(submitted).where(its_row).values(group_id=group_id))
-    return True
+    return n
 
 
 def _waiting(submission: str | None) -> sa.Select[Any]:

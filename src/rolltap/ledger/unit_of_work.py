@@ -141,26 +141,27 @@ def _check_try(tx: Tx, request_try: RequestTry) -> None:
         tx.note(TRIED_AGAIN, request_try.request, number=request_try.number)
 
 
+class Ticket(asyncio.Event):
+    async def wait_at_most(self, seconds: float) -> None:
+        """Waits until the ticket is set, or until the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self.wait()
+
+
 class Wakeups:
     """Wakes waiters in this process when something changes. Take a ticket, look, then wait for the ticket."""
 
     def __init__(self) -> None:
-        self._current = asyncio.Event()
+        self._current = Ticket()
 
-    def ticket(self) -> asyncio.Event:
-        """An event that is set by the next `wake`."""
+    def ticket(self) -> Ticket:
+        """A ticket that is set by the next `wake`."""
         return self._current
 
     def wake(self) -> None:
         self._current.set()
-        self._current = asyncio.Event()
-
-
-async def wait_for(ticket: asyncio.Event, seconds: float) -> None:
-    """Waits until the ticket is set, at most `seconds`."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, seconds)):
-            await ticket.wait()
+        self._current = Ticket()
 
 
 class UnitOfWork:

@@ -12,7 +12,7 @@ import msgspec
 from rolltap.calllog.facts import CallIntent, CallRow, RequestParts, extend_items
 from rolltap.calllog.sessions import StoredSessions, decode_session
 from rolltap.decoding import any_json, from_json
-from rolltap.errors import RequestError
+from rolltap.errors import RecordTooLarge, RequestError
 from rolltap.protocols.base import Dialect, FindCall
 from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Reasoning, Text
@@ -260,9 +260,15 @@ def _comparable(message: MessageView) -> tuple[Any, ...]:
     return message.role, content
 
 
+MOST_TEXT = 256 << 20
+"""The most characters of a session's transcript. Its calls may share a large text, which the record has once."""
+
+
 def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
-    """Returns what each call added, in order. Costs what is new in each request, not its history."""
+    """Returns what each call added, in order. Costs what is new in each request, not its history. Raises
+    `RecordTooLarge` for more than `MOST_TEXT`."""
     added: list[CallTurn] = []
+    left = MOST_TEXT
     items: dict[str, tuple[bytes, ...]] = {}
     replies: dict[str, MessageView | None] = {}
     systems: dict[str, tuple[MessageView, ...]] = {}
@@ -274,6 +280,9 @@ def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
         reply = reply_view(row.completion.message) if row.completion is not None else None
         replies[intent.id], systems[intent.id] = reply, system
         shown = (*new, *map(injected_view, intent.injected))
+        left -= sum(len(part.text) + len(part.url) for message in shown for part in message.parts)
+        if left < 0:
+            raise RecordTooLarge(f"call {intent.id}: the session's texts have over {MOST_TEXT:,} characters")
         added.append(CallTurn(intent.id, intent.kind, intent.agent, shown, reply))
     return tuple(added)
 

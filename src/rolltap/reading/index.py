@@ -10,6 +10,7 @@ rules out a write-ahead log), no fsync, FTS5 without the texts themselves. All m
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 from collections import Counter
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltap.calllog.outlines import CallWords
+from rolltap.contract.base import INTEGERS
 from rolltap.errors import StoreUnavailable
 from rolltap.ids import end_of_ids
 from rolltap.reading.types import Facet, FacetValue, GroupEffort, SessionQuery, SessionSummary
@@ -105,11 +107,18 @@ class SessionIndex:
         self.path = path
 
     def open(self) -> None:
-        """Creates the file if there is none of this layout. Only this user may read it: it holds the record's words."""
+        """Creates the file if there is none of this layout. Only this user may read it: it holds the record's words.
+
+        A link there is an error. Who made the folder may have left it, and the tables of another database that it leads
+        to would be dropped.
+        """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.touch(mode=0o600)
-            self.path.chmod(0o600)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                os.fchmod(file, 0o600)
+            finally:
+                os.close(file)
         except OSError as error:
             raise StoreUnavailable(f"the index {self.path} can't be made: {error}") from error
         with closing(self._connect()) as connection:
@@ -247,27 +256,28 @@ class SessionIndex:
         """Marks sessions as changed, and stores in `meta` how far the record was read."""
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT OR IGNORE INTO stale VALUES (?)", [(id,) for id in session_ids])
+            named = [(id,) for id in session_ids if isinstance(id, str)]  # in a damaged record it may be anything
+            connection.executemany("INSERT OR IGNORE INTO stale VALUES (?)", named)
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
             connection.execute("COMMIT")
 
     def put(
         self,
         read: Sequence[str],
-        summaries: Sequence[tuple[SessionSummary, Sequence[str]]],
+        rows: Sequence[IndexRow],
         calls: Mapping[str, Sequence[tuple[str, bool]]],
     ) -> None:
-        """Stores the sessions that were `read`: summaries with their groups' tags, and (id, open) of their calls. Those
-        without a summary are no longer on record: they are forgotten."""
+        """Stores the sessions that were `read`: their rows, and (id, open) of their calls. Those without a row are no
+        longer on record, or can't be read: they are forgotten."""
         marks = ", ".join("?" * len(_ALL_COLUMNS))
         insert = f"INSERT OR REPLACE INTO sessions ({', '.join(_ALL_COLUMNS)}) VALUES ({marks})"
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("DELETE FROM stale WHERE session_id = ?", [(id,) for id in read])
             connection.executemany("DELETE FROM open_calls WHERE session_id = ?", [(id,) for id in read])
-            gone = set(read) - {summary.id for summary, _ in summaries}
+            gone = set(read) - {row[0] for row in rows}
             connection.executemany("DELETE FROM sessions WHERE id = ?", [(id,) for id in gone])
-            connection.executemany(insert, [_row(summary, tags) for summary, tags in summaries])
+            connection.executemany(insert, rows)
             open_rows = [(id, owner) for owner, session_calls in calls.items() for id, open_ in session_calls if open_]
             connection.executemany("INSERT OR REPLACE INTO open_calls VALUES (?, ?)", open_rows)
             ended_rows = [(id, id) for session_calls in calls.values() for id, open_ in session_calls if not open_]
@@ -447,9 +457,20 @@ def _shell_match(text: str | None, pattern: str) -> bool:
     return text is not None and fnmatchcase(text, pattern)
 
 
-def _row(summary: SessionSummary, group_tags: Sequence[str]) -> list[Any]:
+IndexRow = Sequence[Any]
+"""A summary in the order of `_ALL_COLUMNS`; the first is its id."""
+
+
+def index_row(summary: SessionSummary, group_tags: Sequence[str]) -> IndexRow:
+    """The row of a summary, with the tags of its group. Raises `ValueError` for what no column can hold."""
     values = {name: getattr(summary, name) for name in _SUMMARY_COLUMNS} | {"group_tags": list(group_tags)}
-    return [json.dumps(value) if name in _JSON else value for name, value in values.items()]
+    row = [json.dumps(value) if name in _JSON else value for name, value in values.items()]
+    for value in row:
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, int) and value not in INTEGERS:
+            raise ValueError("an integer of more than 64 bits")
+    return row
 
 
 def _summary(row: Sequence[Any]) -> SessionSummary:

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+from rolltap.calllog.codec import left_out_if_unreadable
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import notes_of, tags_after
 from rolltap.calllog.outlines import (
@@ -30,7 +31,7 @@ from rolltap.contract.admin import Note
 from rolltap.contract.rules import RULES, rules_of
 from rolltap.errors import StoreError
 from rolltap.ledger.views import SessionOrigin, ledger_changes_since, origins, tampered_since, tampering_counts
-from rolltap.reading.index import SessionIndex
+from rolltap.reading.index import IndexRow, SessionIndex, index_row
 from rolltap.reading.types import SessionSummary
 from rolltap.types import EVALUATION, PURPOSE_TAG, Outcome, Session, Task
 
@@ -163,19 +164,20 @@ class Indexer:
         tampering = await self._database.query(lambda connection: tampering_counts(connection, waiting))
         outlines = {session.id: calls for session, calls in read}
         first_words = await self._database.query(lambda connection: openings(connection, outlines))
-        summaries = [
-            summary_of(
-                session,
-                calls,
-                rollout_origins.get(session.rollout_id or ""),
-                notes.get(session.id, ()),
-                tampering.get(session.id, 0),
-                first_words.get(session.id, ""),
-            )
-            for session, calls in read
-        ]
+        rows: list[IndexRow] = []
+        for session, calls in read:
+            with left_out_if_unreadable("session", session.id):
+                summary, group_tags = summary_of(
+                    session,
+                    calls,
+                    rollout_origins.get(session.rollout_id or ""),
+                    notes.get(session.id, ()),
+                    tampering.get(session.id, 0),
+                    first_words.get(session.id, ""),
+                )
+                rows.append(index_row(summary, group_tags))
         calls = {session.id: [(call.id, call.outcome is None) for call in some] for session, some in read}
-        await asyncio.to_thread(self.index.put, waiting, summaries, calls)
+        await asyncio.to_thread(self.index.put, waiting, rows, calls)
 
 
 def summary_of(

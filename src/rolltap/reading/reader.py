@@ -26,6 +26,7 @@ from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import fetch_summarized, openings, sampled_versions
 from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.stats import writer_facts
 from rolltap.contract.admin import NewNote, Note
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import views as ledger
@@ -84,12 +85,14 @@ from rolltap.reading.types import (
     VersionComparison,
     VersionRange,
 )
+from rolltap.reconstructor.findings import worst_first
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.tampering import count_by_kind
 from rolltap.tenants import DEFAULT_TENANT, current_tenant
-from rolltap.types import NO_VERSION, GroupStatus, Session, Trajectory
+from rolltap.types import NO_VERSION, Grade, GroupStatus, Session, SessionFinding, Trajectory
+from rolltap.wording import counted
 
 KEPT_SESSIONS = 4
 """Sessions that are kept decoded for the next question about them."""
@@ -175,7 +178,7 @@ class RecordReader(ReadPlane):
             calls=lines,
             report=report_of(decoded.trajectory).to_dict(),
             notes=tuple(notes),
-            findings=decoded.trajectory.findings,
+            findings=await self._findings(decoded.trajectory),
             log_check=decoded.session.log_check,
             origin=decoded.session.origin,
             others={policy: report_of(each).to_dict() for policy, each in decoded.others.items()},
@@ -211,7 +214,16 @@ class RecordReader(ReadPlane):
         return await asyncio.to_thread(turns, rows)
 
     async def trajectory(self, session_id: str) -> Trajectory:
-        return (await self._decode(session_id)).trajectory
+        trajectory = (await self._decode(session_id)).trajectory
+        return replace(trajectory, findings=await self._findings(trajectory))
+
+    async def _findings(self, trajectory: Trajectory) -> tuple[SessionFinding, ...]:
+        """The trajectory's; while a server is cut off from the store, also that it may know more of any session."""
+        behind = (await writer_facts(self.log.database)).behind
+        if not behind:
+            return trajectory.findings
+        text = f"{counted(behind, 'server')} may have calls that are not in the store yet"
+        return worst_first((*trajectory.findings, SessionFinding("calls_outside_store", Grade.WARN, 0, text)))
 
     # Calls.
 

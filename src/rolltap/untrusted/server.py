@@ -192,7 +192,8 @@ def _answer(question: Question) -> bytes:
         hints = get_type_hints(function)
         values = msgspec.json.decode(question.args)
         kinds = [kind for name, kind in hints.items() if name != "return"]
-        result = function(*[convert(value, kind, _path) for value, kind in zip(values, kinds, strict=False)])
+        pairs = zip(values, kinds, strict=False)
+        result = function(*[convert(value, kind, lambda path, text: path(text)) for value, kind in pairs])
         return _packed(AnswerKind.RESULT, msgspec.json.encode(result))
     except RolltapError as error:
         return _packed(AnswerKind.ERROR, msgspec.json.encode((type(error).__name__, error.message)))
@@ -203,10 +204,6 @@ def _answer(question: Question) -> bytes:
     return _packed(
         AnswerKind.ERROR, msgspec.json.encode((Unreadable.__name__, reason.encode("utf-8", "replace").decode()))
     )
-
-
-def _path(kind: type, value: Any) -> Any:
-    return kind(value)  # a `Path`
 
 
 def _packed(kind: AnswerKind, body: bytes) -> bytes:

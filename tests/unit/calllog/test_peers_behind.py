@@ -6,17 +6,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
 
-from rolltap.calllog import processes
+from rolltap.calllog import processes, schema, stats
 from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
+from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import GONE_S, PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.stats import WriterFacts, writer_facts
 from rolltap.calllog.writing import FactWriter
+from rolltap.cli.main import app
 from rolltap.errors import StoreUnavailable
+from rolltap.reading.reader import opened_reader
 from rolltap.types import Outcome
 
 from .facts import a_session, an_intent
@@ -54,6 +61,68 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_it_answers(p
         assert await a.peers_behind(0.2) == ["b"]
         b._registry.waiting = lambda: 0
         assert await a.peers_behind(10) == []
+
+
+async def test_a_heartbeat_whose_commit_waits_goes_on_to_look_for_another_primary(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that it is committed on waits for a standby that was promoted."""
+    monkeypatch.setattr(processes, "CHECK_AGAIN_S", 0.01)
+    checks: asyncio.Queue[None] = asyncio.Queue()
+    async with process(postgres_url, "a") as a:
+
+        async def check() -> None:
+            checks.put_nowait(None)
+
+        async def transact(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as waiting:
+            waiting.setattr(a.database, "check", check)
+            waiting.setattr(a.database, "transact", transact)
+            async with asyncio.timeout(30):  # in which three heartbeats are given up
+                for _ in range(10):
+                    await checks.get()
+
+
+async def test_a_count_and_an_export_say_that_a_process_may_have_more(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is cut off can't write that it has calls in its spool."""
+    monkeypatch.setattr(stats, "SILENT_S", 60.0)
+    command = ["export", "--dry-run", "--format", "trajectories", "--store", postgres_url]
+    async with process(postgres_url, "a", gone_s=600) as a, process(postgres_url, "b", beat_s=600) as b:
+        assert await writer_facts(a.database) == WriterFacts(2, 0)
+        assert "may have calls" not in (await asyncio.to_thread(CliRunner().invoke, app, command)).stderr
+        b._registry.waiting = lambda: 3
+        await b._registry._beat_once({})
+        assert await writer_facts(a.database) == WriterFacts(2, 1)
+        b._registry.waiting = lambda: 0
+        await b._registry._beat_once({})
+        age = sa.update(schema.processes).where(schema.processes.c.id == "b").values(seen_at=time.time() - 100)
+        await a.database.transact(lambda connection: connection.execute(age))
+        assert await writer_facts(a.database) == WriterFacts(2, 1)
+        said = await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "400"})
+        assert "1 server of this store may have calls that are not in it yet" in said.stderr
+
+
+async def test_who_reads_a_session_is_told_that_a_process_may_have_more(postgres_url: str) -> None:
+    async with process(postgres_url, "a") as a, process(postgres_url, "b") as b, opened_reader(postgres_url) as reader:
+        session = a_session()
+        await a.open_session(session)
+        await a.append_intent(an_intent(session, process="a"))
+
+        async def said() -> list[set[str]]:
+            read = (await reader.session(session.id), await reader.trajectory(session.id))
+            return [{finding.name for finding in each.findings} for each in read]
+
+        before = await said()
+        b._registry.waiting = lambda: 3
+        await b._registry._beat_once({})
+        assert await said() == [names | {"calls_outside_store"} for names in before]
+        b._registry.waiting = lambda: 0
+        await b._registry._beat_once({})
+        assert await said() == before
 
 
 @pytest.mark.parametrize("writer", ["b", "c"])
@@ -238,3 +307,16 @@ async def test_open_calls_of_a_vanished_process_that_come_later_are_aborted(post
                 await asyncio.sleep(0.02)
         assert row.completion.outcome is Outcome.ABORTED
         assert await until_vanished(a, 0) == ["b"]
+
+
+async def test_a_dead_process_leaves_no_row_on_sqlite(tmp_path: Path):
+    log = open_call_log(f"sqlite:///{tmp_path}/log.db")
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    await log.append_intent(an_intent(session, process="dead"))
+    rows = sa.select(processes.processes.c.id)
+    assert "dead" in {row.id for row in await log.database.select(rows)}
+    assert await log.abort_orphans([], at=1.0) == 1
+    assert await log.database.select(rows) == []
+    await log.close()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rolltap.calllog import sessions
 from rolltap.calllog.sessions import Delta, ancestry, in_order, rebuild_prompts
-from rolltap.errors import RecordCorrupt
+from rolltap.errors import RecordCorrupt, RecordTooLarge
 
 tokens = st.lists(st.integers(0, 9), max_size=4)
 
@@ -58,6 +59,18 @@ def test_a_conversation_costs_the_tokens_of_its_last_context():
     assert all(np.shares_memory(prompt, whole) for prompt in rebuilt.values())
     with pytest.raises(ValueError, match="read-only"):
         whole[0] = 5
+
+
+def test_prompts_that_branch_have_a_largest_size(monkeypatch: pytest.MonkeyPatch):
+    """Few bytes of the record: calls that all continue one long prompt. Of one conversation nothing is copied."""
+    monkeypatch.setattr(sessions, "MOST_PROMPT_TOKENS", 100_000)
+    first = Delta("first", None, 0, np.ones(9_999, np.int32), np.ones(1, np.int32))
+    branches = [delta(f"{number:02}", "first", 9_999) for number in range(9)]
+    with pytest.raises(RecordTooLarge, match=r"over 100,000 tokens"):
+        rebuild_prompts([first, *branches])
+    assert len(rebuild_prompts([first, *branches[:-1]])) == 9
+    line = [delta(f"{turn:05}", f"{turn - 1:05}" if turn else None, 2 * turn) for turn in range(50_000)]
+    assert len(rebuild_prompts(line)) == 50_000
 
 
 def test_a_cycle_is_reported():

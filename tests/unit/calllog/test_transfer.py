@@ -19,11 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.calllog import archive, archive_block
-from rolltap.calllog.archive import MAGIC, ArchiveWriter, export_sessions, import_sessions, read_archive
+from rolltap.calllog.archive import (
+    MAGIC,
+    ArchiveWriter,
+    count_values,
+    export_sessions,
+    import_sessions,
+    read_archive,
+)
 from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, part_hash, session_row
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts, same_fact
-from rolltap.calllog.msgpack_size import count_values
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import (
@@ -323,6 +329,7 @@ def test_annotations_of_an_archive_count_what_their_call_has() -> None:
     for name, value in (
         *(("streams", streams) for streams in (short, doubles, other, b"\1\xff")),
         *(("compared", 3), ("fresh", 3), ("kept", 3), ("clipped", -1), ("mismatch_sum", -1.0)),
+        *(("token", -1), ("token", 2**62)),
     ):
         block = crafted_block(a_session())
         block.annotations[0][columns[name]] = value
@@ -571,6 +578,7 @@ ODD_NUMBERS = {
     "an id of the reply": {"output_ids": ids(4, -(2**31))},
     "a candidate": {"extras": {"top_ids": np.array([[1], [-5]])}},
     "no candidate": {"extras": {"top_ids": np.array([[1.0], [np.inf]])}},
+    "other candidates": {"extras": {"top_ids": np.ones((2, 3), np.int32), "top_logprobs": np.ones((2, 1), np.float32)}},
 }
 
 
@@ -585,7 +593,7 @@ def test_no_call_of_an_archive_has_numbers_that_no_engine_has(name: str) -> None
         check_block(block_of(session, (intent, done)))
 
 
-@pytest.mark.parametrize("id", ["", "../x", "a/b", "a b", "\x1b[2J", "<b>", "\u202e", "x" * 129])
+@pytest.mark.parametrize("id", ["", "..", "-rf", "../x", "a/b", "a b", "\x1b[2J", "<b>", "\u202e", "x" * 129])
 @pytest.mark.parametrize("of", ["session", "call"])
 def test_an_id_of_an_archive_has_a_place_in_a_path(id: str, of: str) -> None:
     session = a_session(id=id) if of == "session" else a_session()
@@ -693,7 +701,10 @@ async def test_a_failed_export_leaves_nothing_behind(sql_log: SqlCallLog, tmp_pa
     with pytest.raises(NotFound, match="nobody"):
         await export_sessions(sql_log.database, path, only=["nobody"])
     assert not list(tmp_path.glob("*rtlog*"))  # noqa: ASYNC240
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "a.rtlog.partial").symlink_to(tmp_path / "other")
     await export_sessions(sql_log.database, path)
+    assert ((tmp_path / "other").read_text(), path.stat().st_mode & 0o777) == ("precious", 0o600)
     with pytest.raises(ConfigError, match="exists"):
         await export_sessions(sql_log.database, path)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rolltap.calllog.database import in_thread
+from rolltap.calllog.stats import WriterFacts
 from rolltap.cli import export as export_command
 
 
@@ -59,6 +60,8 @@ async def test_an_interrupted_export_closes_its_files_after_the_last_group(
             story.append("added")
 
     class Record:
+        database = None
+
         async def start(self) -> None: ...
         async def close(self) -> None: ...
 
@@ -71,6 +74,10 @@ async def test_an_interrupted_export_closes_its_files_after_the_last_group(
     async def groups(*args: Any) -> Any:
         yield []
 
+    async def writer_facts(database: Any) -> WriterFacts:
+        return WriterFacts(count=0, behind=0)
+
+    monkeypatch.setattr(export_command, "writer_facts", writer_facts)
     monkeypatch.setattr(export_command, "open_record", lambda store: Record())
     monkeypatch.setattr(export_command, "recorded_groups", groups)
     export = asyncio.create_task(export_command.run_export(Job()))  # type: ignore[arg-type]

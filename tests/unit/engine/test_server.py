@@ -21,6 +21,7 @@ from rolltap.engine.model import CausalModel
 from rolltap.engine.server import build
 from rolltap.engine.settings import ModelServerSettings
 from rolltap.errors import ConfigError
+from rolltap.trainer_client.model.weights import digest_of_folder
 
 PROMPT = [40, 300, 41, 500, 42, 600, 43]
 GENERATE = "/inference/v1/generate"
@@ -200,7 +201,8 @@ async def test_new_weights_in_mid_reply_give_two_spans(
     cut = old["end"]
     assert (got[:cut] - expected(model, PROMPT, ids)[:cut]).abs().max() < 1e-4
     assert (got[cut:] - expected(CausalModel.load(other_folder), PROMPT, ids)[cut:]).abs().max() < 1e-3
-    assert (await (await engine.get("/weight_info")).json())["weight_version"] == "7"
+    said = await (await engine.get("/weight_info")).json()
+    assert (said["weight_version"], said["weight_digest"]) == ("7", digest_of_folder(other_folder))
 
 
 async def test_reused_prefixes_do_not_outlive_their_weights(engine: aiohttp.ClientSession, other_folder: Path) -> None:

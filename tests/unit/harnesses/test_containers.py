@@ -14,6 +14,8 @@ import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import CodeWork, Command, Ending, Endpoint, Limits
+from rolltap.harnesses.runner.call_watch import CallWatch
+from rolltap.harnesses.runner.snapshots import SnapshotStore, snapshot_in
 from rolltap.harnesses.runtimes.containers import BEGAN, RUN, ApptainerRuntime, DockerRuntime
 from rolltap.harnesses.runtimes.left_runs import is_left, runner_identity
 from rolltap.harnesses.runtimes.process import ProcessRuntime
@@ -159,6 +161,30 @@ def test_images_that_cannot_be(image: str, message: str) -> None:
 def test_a_command_in_a_container_returns_no_code_of_the_engines(code: int, seen: int) -> None:
     ended = subprocess.run(["/bin/sh", "-c", RUN, "sh", "/bin/sh", "-c", f"exit {code}"], check=False)
     assert ended.returncode == seen
+
+
+@pytest.mark.parametrize("client", ["apptainer"], indirect=True)
+async def test_a_fork_in_apptainer_has_the_files_of_its_call(client: Client, tmp_path: Path) -> None:
+    """A container reaches the runner's listener, and sees the restored files at the paths of the origin."""
+    image = tmp_path / "image.sif"
+    image.touch()
+    runtime = ApptainerRuntime(str(image), tmp_path)
+    first, second = [await runtime.prepare(Files({"a.txt": "the task's"})) for _ in range(2)]
+    taken = await SnapshotStore(tmp_path / "snapshots").begin("rollout", "session", first)
+    async with CallWatch(Endpoint("http://192.0.2.1/s/x", "k", "m"), taken) as watch:
+        assert first.endpoint(watch.endpoint) == watch.endpoint
+    (first.folder / "a.txt").write_text("the agent's")
+    (first.home_folder / "history").write_text("so far")
+    taken.asked("call", await taken.take())
+    snapshot = snapshot_in(tmp_path / "snapshots" / "rollout" / "session", "call", None)
+    assert snapshot is not None
+    assert snapshot.fits(second)
+    await snapshot.restore(second)
+    await second.run(Command(("agent",)), Limits(), 10)
+    ((argv, _),) = client.calls()
+    for inside, name, content in (("/workspace", "a.txt", "the agent's"), ("/home/agent", "history", "so far")):
+        (source,) = [part.removesuffix(f":{inside}") for part in argv if part.endswith(f":{inside}")]
+        assert (Path(source) / name).read_text() == content
 
 
 @pytest.mark.parametrize("client", ["docker", "apptainer"], indirect=True)

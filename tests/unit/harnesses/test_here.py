@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,10 @@ from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.agents.install import Installation
 from rolltap.harnesses.agents.registry import HARNESSES, get_harness
 from rolltap.harnesses.base import Command, Ending, Harness, Limits
-from rolltap.harnesses.runtimes import bubblewrap
+from rolltap.harnesses.runtimes import bubblewrap, shown
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.here import CurrentFolderRuntime, acts_unasked, runtime_here
-from rolltap.harnesses.runtimes.shown import Mount, mounts_of, remove_places
+from rolltap.harnesses.runtimes.shown import Mount, mounts_of, private_paths, remove_places
 from rolltap.harnesses.runtimes.sources import Empty, Files
 
 RUNS_AS_THE_PERSON_DOES = {"command", "mini-swe-agent-inprocess"}
@@ -139,7 +141,7 @@ EXECUTE = (
     *("inner/.git/hooks/post-checkout", "rolltap.toml", ".vscode/tasks.json", ".idea/workspace.xml", ".envrc"),
     *(".npmrc", ".bashrc", ".cargo/config.toml", ".claude/settings.json", ".husky/pre-commit", ".yarnrc.yml"),
     *("gptme.toml", "gptme.local.toml", "opencode.jsonc", ".github/hooks/x.json", ".config/mise/config.toml"),
-    *(".config/mise.toml", ".Rprofile", ".iex.exs", ".ghci"),
+    *(".config/mise.toml", ".Rprofile", ".iex.exs", ".ghci", "rolltap-data/keys.toml"),
 )
 IF_THERE = ("rust-toolchain.toml", "rust-toolchain", "uv.toml")
 
@@ -207,6 +209,32 @@ async def test_what_lies_beside_places_that_execute_is_the_agents(tmp_path: Path
     left = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
     assert left == [".config", ".github/workflows/ci.yml", "rust-toolchain.toml"]
     assert not (here / ".github/hooks").exists()
+
+
+def test_pipes_that_an_agent_left_keep_no_later_run_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("x.toml", "keys.toml", "store", "inner/y.toml", "inner/deep/keys.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "store.lock").touch()
+    _is_repository(tmp_path / "its")
+    failures: list[str] = []
+
+    def look() -> None:
+        assert private_paths(tmp_path) == []
+        assert mounts_of(tmp_path)
+        with (tmp_path / "its/.git/config").open("a") as file:
+            file.write(f"[include]\n\tpath = {tmp_path / 'x.toml'}\n")
+        monkeypatch.setattr(shown, "GIT_S", 0.3)
+        try:
+            mounts_of(tmp_path)
+        except RuntimeFailed as error:
+            failures.append(error.message)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(20)
+    assert not looking.is_alive()
+    assert ["git does not read" in failure for failure in failures] == [True]
 
 
 @pytest.mark.parametrize("state", ["empty", "a repository", "all there"])

@@ -16,10 +16,12 @@ from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.python_check import PythonProgram, PythonTable
 from rolltap.harnesses.evaluators.python_child import load_check
-from rolltap.harnesses.runner.specs import Defaults, LimitsSpec, build, resolve_paths
+from rolltap.harnesses.runner.snapshots import SnapshotStore
+from rolltap.harnesses.runner.specs import Defaults, LimitsSpec, build, check, resolve_paths
 from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.containers import DockerRuntime
+from rolltap.harnesses.runtimes.registry import RUNTIMES
 
 CLIENT = AdminClient("http://127.0.0.1:1", "k")
 GOOD = {
@@ -101,6 +103,45 @@ def test_what_cannot_be_run_is_refused_before_it_runs(tmp_path: Path, change: di
 
     with pytest.raises(TaskInvalid, match=message):
         attempt()
+
+
+SNAPSHOTS = {
+    "docker": "containers of 'docker' do not reach",
+    "process": "in 'process' each rollout has a folder of its own",
+    "podman": "no runtime 'podman'",
+    "thread": "",
+    "bubblewrap": "",
+    "apptainer": "",
+}
+"""The runtimes, and why a task that wants snapshots there is refused."""
+
+
+def test_every_runtime_keeps_snapshots_or_is_named_here() -> None:
+    assert SNAPSHOTS.keys() >= RUNTIMES.keys()
+
+
+@pytest.mark.parametrize("runtime", SNAPSHOTS)
+@pytest.mark.parametrize("named", ["by the task", "by the node"])
+def test_snapshots_are_refused_before_a_rollout_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, named: str
+) -> None:
+    """By the server where the task names the runtime, else by the node that has it."""
+    monkeypatch.setattr(BubblewrapRuntime, "create", classmethod(lambda cls, options: cls()))  # without a sandbox, too
+    harness = "mini-swe-agent-inprocess" if runtime == "thread" else "codex"
+    (tmp_path / "image.sif").touch()
+    image = str(tmp_path / "image.sif") if runtime in ("docker", "apptainer") else ""
+    asked = {**GOOD, "harness": harness, "snapshots": True, "image": image}
+    by_the_task = named == "by the task"
+    (task,) = read_tasks(lines(tmp_path, {**asked, "runtime": runtime} if by_the_task else asked))
+    defaults = Defaults(runtime="" if by_the_task else runtime, snapshots=tmp_path)
+    for refuses in [*([lambda: check(task, ())] if by_the_task else []), lambda: build(task, defaults, CLIENT)]:
+        if SNAPSHOTS[runtime]:
+            with pytest.raises(TaskInvalid, match=SNAPSHOTS[runtime]):
+                refuses()
+        else:
+            refuses()
+    if not SNAPSHOTS[runtime]:
+        assert build(task, defaults, CLIENT).snapshots == SnapshotStore(tmp_path)
 
 
 def test_a_python_check_lies_beside_its_task_file(tmp_path: Path) -> None:

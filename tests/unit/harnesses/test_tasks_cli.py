@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,9 +23,12 @@ from rolltap.cli.tasks import (
     run_tasks,
     submissions_table,
 )
+from rolltap.contract.planes import AdminPlane
 from rolltap.errors import TaskInvalid
+from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.runner.specs import Defaults, resolve_paths
 from rolltap.harnesses.runner.tasks import read_tasks
+from rolltap.http_client import AsyncHttpClient
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Cause, Reward, Rollout, RolloutStatus, Scoring
 
@@ -112,3 +117,31 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
         await run_tasks(PlaneClient("admin", plane.url, "k"), request, defaults)
     assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().err
+
+
+async def test_tasks_of_several_requests_show_progress_and_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    task = {"instruction": "x" * 600_000, "evaluator": {"kind": "command", "command": "true"}}
+    path.write_text("".join(json.dumps({"id": f"t{number}", **task}) + "\n" for number in range(3)))
+    defaults = Defaults(harness="command", argv=("true",), runtime="process")
+    tasks = [resolve_paths(task, defaults) for task in read_tasks(path)]
+    request = RunRequest(tasks, 1, 1, id="one", here=False, detach=True)
+    replies = {"GET /policies": {"policies": [served("p")]}, "POST /tasks": msgspec.to_builtins(submission())}
+    with stub_plane(replies) as plane:
+        assert not await run_tasks(PlaneClient("admin", plane.url, "k"), request, defaults)
+        assert [name for name, _ in plane.requests] == ["GET /policies", *["POST /tasks"] * 3]
+        shown = capsys.readouterr().out
+        assert "submission one: tasks sent" in shown
+        assert "3/3" in shown
+
+        async def interrupted(client: AdminClient, operation: Any, *given: Any) -> Any:
+            if operation is AdminPlane.submit:
+                raise asyncio.CancelledError
+            return await AsyncHttpClient.ask(client, operation, *given)
+
+        monkeypatch.setattr(AdminClient, "ask", interrupted)
+        with pytest.raises(asyncio.CancelledError):
+            await run_tasks(PlaneClient("admin", plane.url, "k"), request, defaults)
+    assert "nothing is queued; the same command with --id one goes on" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.schema import guards
 from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout, GroupRule, NewReward
 from rolltap.contract.trainer import Lease, LeaseRequest
-from rolltap.errors import NotFound, RecordCorrupt, StoreUnavailable
+from rolltap.errors import NotFound, RecordCorrupt, RecordTooLarge, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.ledger.count_triggers import NOTHING_TO_TRAIN
 from rolltap.ledger.counts import counted
@@ -177,6 +177,7 @@ class World:
         self.played: dict[str, dict[str, tuple[int, ...]]] = {}  # by policy, of sessions that train several
         self.closed: set[str] = set()
         self.corrupt: set[str] = set()
+        self.too_large: set[str] = set()
         self.pruned: set[str] = set()
         self.late: set[str] = set()  # sessions with a call that completed after their rollout ended
         self.unreadable = 0  # how many of the next reads fail
@@ -195,6 +196,8 @@ class World:
             raise StoreUnavailable("the record was not read in time")
         for session_id in self.corrupt.intersection(session_ids):
             raise RecordCorrupt(f"session {session_id} has a row that fails its checks")
+        for session_id in self.too_large.intersection(session_ids):
+            raise RecordTooLarge(f"session {session_id} has too many tokens")
         return [self._trajectory(session_id, policy) for session_id in session_ids]
 
     def _trajectory(self, session_id: str, policy: str) -> Trajectory:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import gc
 import json
 import re
 import time
@@ -24,11 +25,12 @@ from hypothesis import strategies as st
 from rolltap.contract.admin import FinishRollout, HarnessLog, LogEntry, NewReward, SubmitTasks
 from rolltap.contract.base import MAX_DEPTH, RequestBody
 from rolltap.contract.keys import Caller
-from rolltap.contract.trainer import AnnotateLease, Rewind, ScoreIds
+from rolltap.contract.trainer import AnnotateLease, Rewind, ScoreIds, Transfer
 from rolltap.errors import BodyTooLarge, InvalidRequest
 from rolltap.proxy.planes import bodies
 from rolltap.proxy.planes.apps import admin_app, trainer_app
 from rolltap.proxy.planes.bodies import NO_OBJECT, read_body
+from rolltap.proxy.server import settle_memory
 
 JSON = "application/json"
 Body = dict[str, Any]
@@ -254,7 +256,9 @@ def tasks(*last: Any, **fields: Any) -> bytes:
 
 
 def annotated(*last: Any) -> bytes:
+    """With a list of numbers that is itself read in pieces."""
     calls = [{"call_id": f"c{n}", "logprobs": [-0.5, None] * 250} for n in range(MANY)]
+    calls[0] = {"call_id": "c0", "logprobs": [-0.5, None, -1] * 4000, "clipped": [True, None, False] * 4000}
     return json.dumps({"token": 1, "version": 1, "calls": calls + list(last)}).encode()
 
 
@@ -272,6 +276,8 @@ LONG: dict[str, tuple[type[RequestBody], bytes]] = {
     "a rule": (SubmitTasks, tasks(rule={"late": "never"})),
     "annotations": (AnnotateLease, annotated()),
     "an annotation that is none": (AnnotateLease, annotated(5)),
+    "text among many log-probs": (AnnotateLease, annotated({"call_id": "c", "logprobs": [-1.5] * 9000 + ["x"]})),
+    "true among many log-probs": (AnnotateLease, annotated({"call_id": "c", "logprobs": [-1.5] * 9000 + [True]})),
     "a positive log-prob": (AnnotateLease, annotated({"call_id": "c", "logprobs": [1.0]})),
     "a call twice": (AnnotateLease, annotated({"call_id": "c0", "logprobs": [-1.0]})),
     "too many calls": (AnnotateLease, annotated(*({"call_id": f"d{n}", "logprobs": [-1.0]} for n in range(1000)))),
@@ -310,6 +316,16 @@ def test_any_log_is_itself_in_pieces(entries: list[LogEntry], ascii: bool) -> No
         assert asyncio.run(read_body(body, HarnessLog)) == HarnessLog(entries, complete=False)
 
 
+@pytest.fixture(scope="module")
+def settled() -> Iterator[None]:
+    """The garbage collector as a server has it: it would look through all that tests have imported."""
+    before = gc.get_threshold()
+    settle_memory()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
 async def held_by(kind: type[RequestBody], body: bytes) -> float:
     """The longest time that reading a body holds other tasks of the loop, in seconds of this thread's processor time: a
     busy machine is no reason."""
@@ -342,6 +358,13 @@ def filled(head: bytes, unit: bytes, tail: bytes, size: int = MIB) -> bytes:
 SMALL = b'{"id":"t","instruction":""}'
 OF_A_TASK = b'{"policy": "p", "n": 1, "tasks": [{"id": "t", "instruction": "", "spec": {"a": ['
 OF_A_CALL = b'{"token": 1, "version": 1, "calls": [{"call_id": "c", "logprobs": ['
+BUCKET = json.dumps(
+    {"names": ["model.layers.7.up.weight"] * 99, "dtypes": ["bf16"] * 99, "shapes": [[64, 64]] * 99}
+).encode()
+TRANSFER = (
+    b'], "trainer": "t", "incarnation": 1, "version": 1, "digest": "d", "address": "a", "port": 1, "group": "g", '
+    b'"world_size": 2, "backend": "gloo", "timeout_s": 1}'
+)
 WORST: dict[str, tuple[type[RequestBody], bytes]] = {
     "tasks that are numbers": (SubmitTasks, filled(b'{"policy": "p", "n": 1, "tasks": [', b"1,", b"1]}")),
     "small tasks": (SubmitTasks, filled(b'{"policy": "p", "n": 1, "tasks": [', SMALL + b",", SMALL + b"]}", MIB // 4)),
@@ -360,9 +383,22 @@ WORST: dict[str, tuple[type[RequestBody], bytes]] = {
     "text": (SubmitTasks, filled(b'{"policy": "', b"\\u00e9a", b'"}')),
     "spaces": (SubmitTasks, filled(b'{"tasks": [', b" ", b"1]}")),
     "no end": (SubmitTasks, filled(b'{"tasks": [', b"[", b"")),
+    "no log-probs": (AnnotateLease, filled(OF_A_CALL, b"null,", b"null]}]}")),
+    "log-probs of 4 MiB": (AnnotateLease, filled(OF_A_CALL, b"-0.12345678901234,", b"-1]}]}", 4 * MIB)),
+    "short ids of 4 MiB": (ScoreIds, filled(b'{"sequences": [{"start": 1, "token_ids": [', b"1,", b"1]}]}", 4 * MIB)),
+    "smallest entries": (HarnessLog, filled(b'{"entries": [', b'{"role":1},', b'{"role":1}]}')),
+    "duplicate keys": (SubmitTasks, filled(OF_A_TASK, b'{"a":1},', b"0]}}]}")),
+    "duplicate fields": (SubmitTasks, filled(b'{"n": 1, "tasks": [],', b'"policy":1,', b'"policy":"p"}')),
+    "long numbers": (SubmitTasks, filled(OF_A_TASK, b"1" * 4000 + b",", b"0]}}]}")),
+    "a long fraction": (SubmitTasks, filled(OF_A_TASK + b"0.", b"1", b"]}}]}")),
+    "text that looks like NUL": (
+        SubmitTasks,
+        filled(b'{"policy": "p", "n": 1, "tasks": [{"id":"', b"\\\\u0000", b'"}]}'),
+    ),
+    "buckets": (Transfer, filled(b'{"buckets": [', BUCKET + b",", BUCKET + TRANSFER, 7 * MIB)),
 }
-HELD_S = 0.1
-"""Most of these take under 0.01 s, the first and the short log-probs 0.04 s, on a quiet core."""
+HELD_S = 0.03
+"""Of a quiet core most take under 0.005 s, and all about 0.01 s at most."""
 
 
 FILES = {f"f{number}.py": "x = 1\n" * 70 for number in range(20)}
@@ -396,6 +432,7 @@ LEGAL_HELD_S = 0.03
 """All take under 0.01 s of a quiet core, and up to twice as much beside another process."""
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("name", LEGAL)
 async def test_a_mib_that_a_client_sends_holds_nobody_for_10_ms(name: str) -> None:
     kind, value = LEGAL[name]
@@ -405,9 +442,10 @@ async def test_a_mib_that_a_client_sends_holds_nobody_for_10_ms(name: str) -> No
     assert min([await held_by(kind, body) for _ in range(3)]) < LEGAL_HELD_S
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("name", WORST)
 async def test_a_mib_of_the_worst_holds_nobody_for_long(name: str) -> None:
-    assert min([await held_by(*WORST[name]) for _ in range(2)]) < HELD_S
+    assert min([await held_by(*WORST[name]) for _ in range(3)]) < HELD_S
 
 
 @pytest.mark.parametrize("name", ["sound", "annotations"])
@@ -432,8 +470,8 @@ async def test_others_run_while_a_long_body_is_read(name: str, monkeypatch: pyte
     ("kind", "large"),
     [
         (SubmitTasks, filled(OF_A_TASK, b"{},", b"{}]}}]}")),
-        (SubmitTasks, filled(b'{"tasks": [', b"{},", b"{}]}", 4 * MIB)),
-        (Rewind, filled(b'{"run": "', b"x", b'"}', bodies.PIECE_BYTES + 1)),
+        (SubmitTasks, filled(b'{"policy": "p", "n": 1, "tasks": [], "tags": [', b'"",', b'""]}')),
+        (AnnotateLease, filled(OF_A_CALL, b"0,", b"0]}]}", 4 * MIB)),
     ],
 )
 async def test_what_takes_long_in_one_piece_is_refused(kind: type[RequestBody], large: bytes) -> None:

@@ -145,15 +145,21 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize(("path", "asked", "budget"), BUDGETS)
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("keeps", ["grammars", "budgets", ""])
 async def test_a_budget_is_the_engines_or_is_named(
-    plane: Any, path: str, asked: dict[str, Any], budget: int | None, keeps: bool
+    plane: Any, path: str, asked: dict[str, Any], budget: int | None, keeps: str
 ) -> None:
     """An engine that can end thinking gets the budget; of another one the record says that it did not keep to it."""
-    plane.policy.source.grammars = keeps
+    if keeps:
+        setattr(plane.policy.source, keeps, True)
     body = anthropic(**asked) if path == "/v1/messages" else {"model": "tiny", "messages": [USER], **asked}
     await prompt_of(plane, path, body)
-    thinking = plane.engine.seen[-1].extra.get("thinking")
-    assert thinking is None if budget is None or not keeps else thinking["budget"] == budget
+    extra, markers = plane.engine.seen[-1].extra, plane.policy.source.continuation.renderer.markers
+    sent = {
+        "grammars": {"close": markers.reasoning_close, "open": markers.reasoning_open, "budget": budget},
+        "budgets": {"close": markers.reasoning_close, "open": markers.reasoning_open, "most": budget},
+    }
+    is_kept = budget is not None and keeps
+    assert extra == ({"thinking" if keeps == "grammars" else "thinking_budget": sent[keeps]} if is_kept else {})
     named = ("thinking_budget_not_kept", 1) in await findings(plane)
     assert named == (budget is not None and not keeps)

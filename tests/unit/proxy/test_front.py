@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rolltap.contract.base import MAX_BODY
 from rolltap.contract.keys import Caller, MintKey
 from rolltap.errors import ConfigError
 from rolltap.proxy.app import Rolltap
@@ -55,7 +56,7 @@ async def served(folder: Path, **limits: Any) -> AsyncIterator[Served]:
     settings = Settings.model_validate(
         {
             "data": folder,
-            "limits": {"receipt_s": 0.3, "request_mb": 0.5, "body_mb": 0.5, **limits},
+            "limits": {"receipt_s": 0.3, "body_mb": 0.5, **limits},
             "engines": {"up": {"kind": "openai_compatible", "url": "http://127.0.0.1:9"}},
             "policies": {"p": {"engine": "up"}},
         }
@@ -122,7 +123,7 @@ FRAMING = {
 async def test_what_is_neither_head_nor_body_has_a_limit(tmp_path: Path, kind: str) -> None:
     """A stranger sends it as long as it is taken: less than 2 MB, whatever a body may have."""
     first, more = FRAMING[kind]
-    async with served(tmp_path, receipt_s=30, body_mb=50, request_mb=50) as there:
+    async with served(tmp_path, receipt_s=30, body_mb=50) as there:
         _, writer = await there.open("agent")
         writer.write(head("agent", CHUNKED).replace("\n", "\r\n").encode() + first)
         sent = 0
@@ -195,10 +196,25 @@ async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, pl
     async with served(tmp_path, receipt_s=30) as there:
         _, key = await there.app.services.sessions.open()
         keys = there.app.settings.keys.model_dump() | {"agent": key}
-        for length in ("Content-Length: 500001", "Transfer-Encoding: chunked"):
-            body = b"" if "Content" in length else b"80000\r\n" + b"x" * 0x80000 + b"\r\n"
+        size = (500_000 if plane == "agent" else MAX_BODY) + 1
+        for length in (f"Content-Length: {size}", "Transfer-Encoding: chunked"):
+            body = b"" if "Content" in length else b"%x\r\n" % size + b"x" * size + b"\r\n"
             request = head(plane, f"Authorization: Bearer {keys[plane]}", length)
             assert (await there.exchange(plane, request, body))[0] == 413
+
+
+async def test_who_sends_too_much_to_a_plane_reads_what_to_do(tmp_path: Path) -> None:
+    """Numbers of each token of one call may be more."""
+    async with served(tmp_path, receipt_s=30) as there:
+        keys = there.app.settings.keys
+        request = head("admin", f"Authorization: Bearer {keys.admin}", f"Content-Length: {MAX_BODY + 1}")
+        status, answer = await there.exchange("admin", request)
+        assert (status, b"in parts (`first`, `total`)" in answer) == (413, True)
+        for more, expected in ((1, 400), (3 * MAX_BODY + 1, 413)):
+            lines = f"Authorization: Bearer {keys.trainer}", f"Content-Length: {MAX_BODY + more}", "Connection: close"
+            request = head("trainer", *lines).replace("/leases", "/leases/none/annotations")
+            body = b" " * (MAX_BODY + more) if expected == 400 else b""
+            assert (await there.exchange("trainer", request, body))[0] == expected
 
 
 @every_plane

@@ -16,6 +16,8 @@ from rolltap.proxy.engines.registry import ENGINES
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import EngineSettings, PolicySettings
+from rolltap.token_masks import FREE, MASK_ROWS
+from rolltap.trainer_client.data.recorded import check_masks, masked_tokens
 from rolltap.types import Trajectory
 from rolltap.wire import pack, unpack
 
@@ -79,6 +81,29 @@ async def test_candidates_of_some_tokens_only_are_none(plane: Any) -> None:
     (row,) = await plane.rows()
     assert set(row.completion.extras) == {"routed_experts"}
     assert not row.call().trainable
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_forced_end_of_thinking_has_no_gradient(plane: Any, stream: bool) -> None:
+    """The trainer takes the end for the one id that was left, as the engine did."""
+    turns = [ScriptedReply(think="one two three four five six", say=word) for word in ("yes", "no")]
+    async with served(plane, "vllm-thinking", *turns):
+        plane.policy.learn(await plane.policy.source.engine.probe())
+        for budget in (3, 50):
+            body = {"model": "tiny", "messages": [USER], "thinking_budget": budget, "stream": stream}
+            assert (await plane.client.post("/v1/chat/completions", body)).status == 200
+    close = plane.policy.source.continuation.renderer.markers.reasoning_close
+    calls = [row.call() for row in await plane.rows()]
+    for call, forced in zip(calls, (True, False), strict=True):
+        (segment,) = unpack(pack(reconstruct([call])), Trajectory).segments
+        own = segment.extras[MASK_ROWS][segment.loss_mask]
+        ends = segment.token_ids[segment.loss_mask] == close
+        assert ends.sum() == 1
+        assert own.tolist() == np.where(ends & forced, -2 - close, FREE).tolist()
+        assert masked_tokens(segment) == forced
+        check_masks(segment, 1 << 20)
+        assert (segment.logprobs[segment.loss_mask][ends] == 0.0).all() == forced
+    assert [row.intent.shape.unapplied for row in await plane.rows()] == [(), ()]
 
 
 @pytest.mark.parametrize("wire", ["sglang", "vllm-masks"])

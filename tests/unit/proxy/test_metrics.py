@@ -11,22 +11,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from rolltap.calllog.facts import LogCondition
 from rolltap.errors import EngineError, StoreUnavailable
-from rolltap.proxy.metrics.scrape_state import ScrapeState, registry_of
+from rolltap.proxy.metrics.scrape_state import ProcessState, StoreState, registry_of
 from rolltap.types import Outcome
 
 USER = {"role": "user", "content": "hi"}
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+')
-NOW = ScrapeState(
-    LogCondition(store=True),
-    waiting=0,
-    refused=0,
-    connections=None,
-    differences=0,
-    forged=0,
-    written_again=0,
-    versions={},
-    engines={},
-    ledger=None,
+NOW = ProcessState(
+    LogCondition(store=True), waiting=0, refused=0, connections=None, forged=0, written_again=0, engines={}
 )
 
 
@@ -70,8 +61,9 @@ async def test_a_store_that_fails_leaves_no_call_in_flight(plane: Any, monkeypat
 
 
 def test_what_is_read_at_the_time() -> None:
-    now = replace(NOW, forged=2, versions={"tiny": 7}, engines={"a": True, "c": False}, waiting=3)
+    now = replace(NOW, forged=2, engines={"a": True, "c": False}, waiting=3)
     found = series(registry_of(replace(now, condition=LogCondition(store=False, spool=True))))
+    found |= series(registry_of(StoreState(0.0, differences=0, versions={"tiny": 7}, ledger=None)))
     assert found["rolltap_forged_handles_total"] == 2
     assert found['rolltap_policy_version{policy="tiny"}'] == 7
     assert found['rolltap_engine_up{engine="c"}'] == 0

@@ -12,7 +12,9 @@ import httpx
 import pytest
 
 from rolltap.engine.scripted import ScriptedEngine, say
+from rolltap.engine.scripted.weights import digest_of_files
 from rolltap.engine.tiny import FOLDER
+from rolltap.ledger.schema import version_digests
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.call.engine_watch import watch_weights
 from rolltap.settings import Settings
@@ -43,9 +45,12 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def push(app: Rolltap, version: int, folder: str) -> None:
+async def push(app: Rolltap, version: int, folder: str, digest: str = "") -> None:
     """As a trainer pushes; without a folder as it records what it has sent."""
     policy = app.policies["p"]
+    if digest:
+        row = version_digests.insert().values(policy="p", version=version, digest=digest)
+        await app.call_log.database.transact(lambda connection: connection.execute(row))
     await policy.engine.load_weights(folder or "/sent", version)
     await app.ledger.policies.set_version("p", version, folder)
     policy.version = version
@@ -98,6 +103,58 @@ async def test_weights_that_no_folder_has_pause_the_policy_in_words_until_a_push
         await push(app, 4, "/weights/4")
         await until(lambda: not app.policies["p"].wrong_weights)
         assert await status_of_call(app) == 200
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"of version 3")
+    return folder
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_an_overwritten_folder_is_not_served_as_the_version_that_it_had(
+    engines: list[ScriptedEngine], tmp_path: Path, folder: Path, replicas: int
+) -> None:
+    async with Rolltap.running(settings_of(tmp_path, *engines[:replicas])) as app:
+        policy = app.policies["p"]
+        await push(app, 3, str(folder), digest_of_files(str(folder)))
+        await until(lambda: policy.digest != "")
+        (folder / "model.safetensors").write_bytes(b"of the next one")
+        for engine in engines[:replicas]:
+            engine.model.weights.version = "default"
+        await until(lambda: f"{folder} has other weights now than version 3" in policy.wrong_weights)
+        assert await status_of_call(app) == 503
+        (folder / "model.safetensors").write_bytes(b"of version 3")
+        await until(lambda: not policy.wrong_weights)
+        assert await status_of_call(app) == 200
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_other_weights_under_the_same_version_are_replaced(
+    engines: list[ScriptedEngine], tmp_path: Path, folder: Path, replicas: int
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.safetensors").write_bytes(b"somebody's")
+    async with Rolltap.running(settings_of(tmp_path, *engines[:replicas])) as app:
+        await push(app, 3, str(folder), digest_of_files(str(folder)))
+        await until(lambda: app.policies["p"].digest != "")
+        engines[0].model.weights.load(str(other))
+        await until(lambda: engines[0].model.weights.path == str(folder))
+        await until(lambda: not app.policies["p"].wrong_weights)
+        assert await status_of_call(app) == 200
+
+
+async def test_a_digest_that_a_trainer_makes_otherwise_is_compared_with_nothing(
+    engines: list[ScriptedEngine], tmp_path: Path, folder: Path
+) -> None:
+    async with Rolltap.running(settings_of(tmp_path, engines[0])) as app:
+        await push(app, 3, str(folder), "a trainer's own name")
+        await asyncio.sleep(0.2)
+        assert not app.policies["p"].wrong_weights
+        assert engines[0].model.weights.loads == 1
 
 
 async def test_an_update_under_way_is_left_alone(engines: list[ScriptedEngine], tmp_path: Path) -> None:

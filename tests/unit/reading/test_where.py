@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rolltap.errors import DatasetError
-from rolltap.reading.index import FIELDS, SessionIndex, session_value
+from rolltap.reading.index import FIELDS, SessionIndex, index_row, session_value
 from rolltap.reading.types import SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.where import COMPARE, MAX_DEPTH, parse_parts
 from rolltap.record import selection_of
@@ -109,7 +109,7 @@ def test_sql_and_python_choose_the_same_sessions(
     ids = [summary.id for summary in summaries]
     with index._connect() as connection:  # those of the example before
         connection.execute("DELETE FROM sessions")
-    index.put(ids, [(summary, group_tags) for summary in summaries], {})
+    index.put(ids, [index_row(summary, group_tags) for summary in summaries], {})
 
     found, total = index.page(SessionQuery(where=tuple(where)))
 
@@ -129,7 +129,7 @@ def test_what_a_part_says_of_itself_means_the_same(where: str) -> None:
 
 def test_a_long_list_and_a_deep_nesting(index: SessionIndex) -> None:
     """SQLite's own limit of 1,000 levels is not reached: a list is one comparison, a nesting refused."""
-    index.put(["s"], [(ONE, ())], {})
+    index.put(["s"], [index_row(ONE, ())], {})
     began = time.process_time()
     many = f"session in ({', '.join(str(number) for number in range(5000))}, s)"
     labels = f"label not in ({', '.join(str(number) for number in range(5000))})"

@@ -59,7 +59,7 @@ class Control:
             "/abort_requests": self.abort_requests,
             "/inference/v1/abort_requests": self.abort_requests,
         }
-        if wire == "vllm-completions":
+        if wire.startswith("vllm-completions"):
             posts |= {"/inference/v1/generate": self.closed, "/inference/v1/abort_requests": self.closed}
         gets: dict[str, Endpoint] = {
             "/weight_info": self.weight_info,
@@ -118,7 +118,8 @@ class Control:
         return JSONResponse(error_body(403, message), 403)
 
     async def weight_info(self, request: Request) -> Response:
-        return JSONResponse({"weight_version": self.model.weights.version})
+        weights = self.model.weights
+        return JSONResponse({"weight_version": weights.version, "weight_digest": weights.digest})
 
     async def is_paused(self, request: Request) -> Response:
         return JSONResponse({"is_paused": self.model.weights.paused})

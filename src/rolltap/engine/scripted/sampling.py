@@ -64,6 +64,7 @@ class Ask:
     stop_ids: frozenset[int] = frozenset()
     scored_from: int | None = None  # the first place of the prompt whose log-prob is wanted
     scored_top: int = 0
+    thinking_budget: int | None = None  # the most tokens of thinking
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ class Plan:
     finish: Literal["stop", "length"]
     fault: str = ""
     pieces: list[Piece] = field(default_factory=list)
+    forced: int | None = None  # the place of the token that ended thinking at its budget
 
 
 class Model:
@@ -128,13 +130,16 @@ class Model:
         except InvalidRequest:
             self.journal.end(entry, "refused")
             raise
-        ids = self.writer.write(reply, ask.prompt_ids)
+        ids, forced = self.writer.write(reply, ask.prompt_ids), None
+        if ask.thinking_budget is not None:
+            ids, forced = self.writer.cut_thinking(ids, ask.prompt_ids, ask.thinking_budget)
         stop = next((at + 1 for at, token in enumerate(ids) if token in ask.stop_ids), len(ids))
         room = limit if ask.max_tokens is None else min(limit, ask.max_tokens)
         finish: Literal["stop", "length"] = "stop" if reply.end and min(stop, len(ids)) <= room else "length"
         fault = reply.fault
         fails_now = fault is not None and (fault.times == 0 or self.journal.tries(entry) < fault.times)
-        return Plan(ask, entry, reply, ids[: min(stop, room)], finish, fault.kind if fails_now and fault else "")
+        kind = fault.kind if fails_now and fault else ""
+        return Plan(ask, entry, reply, ids[: min(stop, room)], finish, kind, forced=forced)
 
     async def pieces(self, plan: Plan) -> AsyncIterator[Piece | BrokenEvent]:
         """The reply, as it is sampled. However it ends, the journal knows."""
@@ -193,7 +198,9 @@ class Model:
         ask, reply, fault = plan.ask, plan.reply, plan.fault
         if not ask.logprobs:
             return None
-        values: list[float | None] = [logprob_of(plan.ids[at], at) for at in range(start, end)]
+        values: list[float | None] = [
+            0.0 if at == plan.forced else logprob_of(plan.ids[at], at) for at in range(start, end)
+        ]
         if fault and reply.fault is not None and end > reply.fault.after:
             if fault == "no_logprobs":
                 return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 
 
 class WeightJob:
@@ -26,12 +28,19 @@ class WeightJob:
         return spans
 
 
+def digest_of_files(folder: str) -> str:
+    """The digest of a folder's safetensors; empty if it has none."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() if files else ""
+
+
 class Weights:
-    """`path` is the model folder that was loaded last, `adapters` the adapters' folders by name."""
+    """`path` is the model folder that was loaded last, `digest` that of its files, `adapters` their folders by name."""
 
     def __init__(self) -> None:
         self.version = "default"
         self.path: str | None = None
+        self.digest = ""
         self.adapters: dict[str, str] = {}
         self.loads = 0
         self.paused = False
@@ -45,6 +54,7 @@ class Weights:
 
     def load(self, path: str) -> None:
         self.path = path
+        self.digest = digest_of_files(path)
         self.loads += 1
 
     async def pause(self, mode: str) -> None:

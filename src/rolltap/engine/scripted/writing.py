@@ -88,6 +88,24 @@ class ScriptedReplyWriter:
                 ids = ids[:-1]
         return self._split(ids, reply.split)
 
+    def cut_thinking(self, ids: list[int], prompt: Sequence[int], most: int) -> tuple[list[int], int | None]:
+        """`ids` with at most this many tokens of thinking, those at the prompt's end included, and the place of the
+        forced end; None if there is none."""
+        opening, closing = self.tokenizer.convert_tokens_to_ids(("<think>", "</think>"))
+        thought: int | None = None
+        for at, token in enumerate([*prompt, *ids], -len(prompt)):
+            if at >= 0 and thought is not None and thought >= most:
+                rest = ids[at:]
+                after = rest.index(closing) + 1 if closing in rest else len(rest)
+                return [*ids[:at], closing, *rest[after:]], at
+            if token == opening:
+                thought = 0
+            elif token == closing:
+                thought = None
+            elif thought is not None:
+                thought += 1
+        return ids, None
+
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
         """The prompt of a conversation in OpenAI's form, for the chat route."""
         return self.renderer.render_ids(

@@ -94,15 +94,11 @@ class MessagesReader:
         self.ended = True
 
     def choice(self) -> Choice:
-        blocks = [self._block(index) for index in sorted(self._blocks)]
+        inputs = {index: {"input": msgspec.Raw(text.encode())} for index, text in self._inputs.items() if text}
+        blocks = [block | inputs.get(index, {}) for index, block in sorted(self._blocks.items())]
         readable_blocks = [block for block in blocks if block.get("type") in READ]
         entry = parse_entry(msgspec.json.encode({"role": "assistant", "content": readable_blocks}), {})
         return make_choice(entry.messages[0], FINISHES.get(self._stop or "", "stop"))
-
-    def _block(self, index: int) -> dict[str, Any]:
-        """Returns a block with its input, joined from the deltas."""
-        input_json = self._inputs.get(index)
-        return {**self._blocks[index], "input": msgspec.Raw(input_json.encode())} if input_json else self._blocks[index]
 
     def _count(self, usage: _Usage | None) -> None:
         """Replaces earlier counts by later ones. The vendor's `input_tokens` excludes cached tokens."""

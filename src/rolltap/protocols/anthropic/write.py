@@ -188,14 +188,11 @@ class MessagesWriter:
         return self._close() + named_event("message_delta", payload) + STOP
 
 
-def _overflow(error: ContextOverflow) -> str:
-    """Anthropic's wording. Claude Code parses the two numbers."""
-    has_counts = error.tokens is not None and error.limit is not None
-    return f"prompt is too long: {f'{error.tokens} tokens > {error.limit} maximum' if has_counts else error.message}"
-
-
 def anthropic_error(error: RolltapError) -> WireReply:
     """`{"type": "error", "error": {...}}`. Claude Code compacts its history if the message has "prompt is too long"."""
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    message = _overflow(error) if isinstance(error, ContextOverflow) else error.message
+    message = error.message
+    if isinstance(error, ContextOverflow):  # in Anthropic's wording: Claude Code parses the two numbers
+        has_counts = error.tokens is not None and error.limit is not None
+        message = f"prompt is too long: {f'{error.tokens} tokens > {error.limit} maximum' if has_counts else message}"
     return error_reply(error, {"type": "error", "error": {"type": kind, "message": message}})

@@ -27,16 +27,24 @@ from rolltap.images import ImageReader
 
 
 class Generate:
-    """`/inference/v1/generate`; `experts` as `--enable-return-routed-experts`, `masks` as `--return-sampling-mask`."""
+    """`/inference/v1/generate`; `experts` as `--enable-return-routed-experts`, `masks` as `--return-sampling-mask`,
+    `thinks` as `--reasoning-parser`."""
 
     path = "/inference/v1/generate"
 
     def __init__(
-        self, mode: str, *, experts: bool = False, masks: bool = False, images: ImageReader | None = None
+        self,
+        mode: str,
+        *,
+        experts: bool = False,
+        masks: bool = False,
+        thinks: bool = False,
+        images: ImageReader | None = None,
     ) -> None:
         self._mode = mode
         self._experts = experts
         self._masks = masks
+        self._thinks = thinks
         self._images = images
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> Ask:
@@ -58,6 +66,7 @@ class Generate:
             echo=bool(body.get("return_token_ids")),
             usage=bool(reader.inner("stream_options").body.get("include_usage")),
             stop_ids=frozenset(params.body.get("stop_token_ids") or ()),
+            thinking_budget=thinking_budget(params, self._thinks),
         )
 
     def _prompt(self, ids: list[int], parts: Sequence[dict[str, Any]]) -> list[int]:
@@ -105,15 +114,29 @@ def check_cut(params: Reader) -> None:
         raise InvalidRequest("return_sampling_mask requires temperature > 0 and top_k > 0", param="top_k")
 
 
+def thinking_budget(params: Reader, thinks: bool) -> int | None:
+    """The most tokens of thinking; vLLM refuses them without `--reasoning-parser`."""
+    name = "thinking_token_budget"
+    budget = params.integer(name)
+    if budget is None or budget == -1:
+        return None
+    if budget < 0:
+        raise InvalidRequest(f"`{name}` must be a non-negative integer or -1 for unlimited.", param=name)
+    if not thinks:
+        raise InvalidRequest(f"{name} is set but reasoning_config is not configured.", param=name)
+    return budget
+
+
 class Completions:
     """`/v1/completions`. `text` is empty: clients use the ids. Flags as those of `Generate`."""
 
     path = "/v1/completions"
 
-    def __init__(self, mode: str, *, experts: bool = False, masks: bool = False) -> None:
+    def __init__(self, mode: str, *, experts: bool = False, masks: bool = False, thinks: bool = False) -> None:
         self._mode = mode
         self._experts = experts
         self._masks = masks
+        self._thinks = thinks
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> Ask:
         reader = Reader(body)
@@ -135,6 +158,7 @@ class Completions:
             stop_ids=frozenset(body.get("stop_token_ids") or ()),
             scored_from=None if reader.integer("prompt_logprobs") is None else 1,
             scored_top=reader.integer("prompt_logprobs") or 0,
+            thinking_budget=thinking_budget(reader, self._thinks),
         )
 
     def first(self, plan: Plan) -> Any | None:
