@@ -34,6 +34,7 @@ class OpenClaw:
         "which the next one moves: a history_edited break at every call. So these tools are denied.",
         "The first message begins with the minute in which it was sent.",
         "It rewrites tool-call ids.",
+        "After a failed request it goes on with a user message of its own.",
     )
 
     def __post_init__(self) -> None:
@@ -75,6 +76,8 @@ class OpenClaw:
                 "OPENCLAW_STATE_DIR": str(folder),
                 "OPENCLAW_CONFIG_PATH": str(folder / "openclaw.json"),
                 "OPENCLAW_NO_AUTO_UPDATE": "1",
+                # Where a sandbox's /proc is read-only, a command's output would begin with the shell's complaint.
+                "OPENCLAW_CHILD_OOM_SCORE_ADJ": "0",
             },
             files={f"{FOLDER}/openclaw.json": json.dumps(config)},
         )

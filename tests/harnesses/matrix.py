@@ -30,6 +30,10 @@ KNOWN_BREAKS: Mapping[tuple[str, str], tuple[BreakCounts, str]] = {
         {"new_conversation": 1},
         "A resumed run rewrites its first message and sends function responses three times.",
     ),
+    ("openclaw", "dropped"): (
+        {"thinking_dropped": 1},
+        "After a failed request it goes on with a user message, and the template omits earlier thinking before one.",
+    ),
 }
 """(harness, scenario) → breaks by reason that the harness itself makes unavoidable, and why."""
 
