@@ -450,8 +450,8 @@ CONTROLS = (
     ),
     Control(
         "code that skips a set-up, a fixture or a helper which asserts for a test is worth 0 and counted",
-        ("security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found",
-         "security/test_forged_results.py::test_only_tests_that_surely_run_a_part_must_fail"),
+        ("security/test_skipped_parts.py::test_code_that_skips_a_part_of_a_test_is_found",
+         "security/test_skipped_parts.py::test_only_tests_that_surely_run_a_part_must_fail"),
         "parts that a test may leave out",
     ),
     Control(
@@ -467,7 +467,7 @@ CONTROLS = (
     ),
     Control(
         "a library's equality that never fails (`numpy.testing`) is found",
-        ("security/test_forged_results.py::test_code_that_skips_a_part_of_a_test_is_found",),
+        ("security/test_skipped_parts.py::test_code_that_skips_a_part_of_a_test_is_found",),
         "its other assertions",
     ),
     Control(
@@ -544,8 +544,8 @@ CONTROLS = (
     ),
     Control(
         "code that skips a part of a test that stands in another of the task's files is worth 0 and counted",
-        ("security/test_forged_results.py::test_code_that_skips_a_part_in_another_file_is_found",
-         "security/test_forged_results.py::test_only_tests_that_surely_run_another_files_part_must_fail"),
+        ("security/test_skipped_parts.py::test_code_that_skips_a_part_in_another_file_is_found",
+         "security/test_skipped_parts.py::test_only_tests_that_surely_run_another_files_part_must_fail"),
         "code that knows these decoys by their text; parts of files that are not imported by name; fixtures of several tests",
     ),
     Control(

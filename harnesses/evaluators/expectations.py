@@ -99,9 +99,9 @@ def changed_beside(text: JudgeText, source: str, brought: Mapping[str, ChangeKin
 
 def _below(path: str, changed: Sequence[str]) -> list[str]:
     """Those of the `changed` paths, which are sorted, that `path` is or that lie below it."""
-    is_changed = changed[(at := bisect_left(changed, path)) : at + 1] == [path]
+    at = bisect_left(changed, path)
     start, end = bisect_left(changed, f"{path}/"), bisect_left(changed, f"{path}0")  # "0" follows "/"
-    return [*([path] if is_changed else []), *changed[start:end]]
+    return [*(each for each in changed[at : at + 1] if each == path), *changed[start:end]]
 
 
 def other_name(

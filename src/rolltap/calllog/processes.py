@@ -296,12 +296,12 @@ async def _checked_again(database: Database) -> AsyncIterator[None]:
             with suppress(StoreError):
                 await database.check()
 
-    checking = asyncio.create_task(check())
+    checks = asyncio.create_task(check())
     try:
         yield
     finally:
-        checking.cancel()
-        await asyncio.gather(checking, return_exceptions=True)
+        checks.cancel()
+        await asyncio.gather(checks, return_exceptions=True)
 
 
 def _abort(connection: sa.Connection, process: str, complete_to: str, at: float) -> int:
