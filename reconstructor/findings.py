@@ -33,6 +33,7 @@ from rolltap.types import (
     Outcome,
     SessionFinding,
 )
+from rolltap.wording import counted
 
 POSITIVE = 1e-4
 """A greater value is not a log-prob: rounding errors are smaller."""
@@ -108,6 +109,12 @@ def findings_of(
 def worst_first(findings: Iterable[SessionFinding]) -> tuple[SessionFinding, ...]:
     order = list(Grade)
     return tuple(sorted(findings, key=lambda finding: order.index(finding.grade)))
+
+
+def outside_store(servers: int) -> SessionFinding:
+    """Of any session, while `servers` are cut off from the store."""
+    text = f"{counted(servers, 'server')} may have calls that are not in the store yet"
+    return SessionFinding("calls_outside_store", Grade.WARN, 0, text)
 
 
 def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> Iterable[SessionFinding]:

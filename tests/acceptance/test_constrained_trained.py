@@ -357,10 +357,11 @@ def test_constrained_calls_follow_each_other_and_free_ones(stack: Stack) -> None
         form = {"type": "json_schema", "json_schema": {"name": "r", "schema": {**short, "additionalProperties": False}}}
         tool = {"type": "function", "function": {"name": "walk", "parameters": schema(rng)}}
         messages += [ask(response_format=form, tools=[tool])[0]["message"], {"role": "user", "content": "Walk."}]
-        said = ask(tools=[tool], tool_choice="required")[0]["message"]
-        messages.append(said)
-        for call in said.get("tool_calls") or ():
-            jsonschema.validate(json.loads(call["function"]["arguments"]), tool["function"]["parameters"])
+        demanded = ask(tools=[tool], tool_choice="required")[0]
+        messages.append(demanded["message"])
+        for call in demanded["message"].get("tool_calls") or ():
+            if demanded["finish_reason"] != "length":  # whitespace is free, so 60 tokens may end within the arguments
+                jsonschema.validate(json.loads(call["function"]["arguments"]), tool["function"]["parameters"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": "done"})
         messages += [ask(tools=[tool])[0]["message"], {"role": "user", "content": "Again."}]
         for choice in ask(response_format=form, tools=[tool], n=2, stop=['"a"']):

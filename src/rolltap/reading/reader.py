@@ -85,14 +85,13 @@ from rolltap.reading.types import (
     VersionComparison,
     VersionRange,
 )
-from rolltap.reconstructor.findings import worst_first
+from rolltap.reconstructor.findings import outside_store, worst_first
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.tampering import count_by_kind
 from rolltap.tenants import DEFAULT_TENANT, current_tenant
-from rolltap.types import NO_VERSION, Grade, GroupStatus, Session, SessionFinding, Trajectory
-from rolltap.wording import counted
+from rolltap.types import NO_VERSION, GroupStatus, Session, SessionFinding, Trajectory
 
 KEPT_SESSIONS = 4
 """Sessions that are kept decoded for the next question about them."""
@@ -222,8 +221,7 @@ class RecordReader(ReadPlane):
         behind = (await writer_facts(self.log.database)).behind
         if not behind:
             return trajectory.findings
-        text = f"{counted(behind, 'server')} may have calls that are not in the store yet"
-        return worst_first((*trajectory.findings, SessionFinding("calls_outside_store", Grade.WARN, 0, text)))
+        return worst_first((*trajectory.findings, outside_store(behind)))
 
     # Calls.
 

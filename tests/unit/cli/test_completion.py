@@ -29,7 +29,7 @@ def offered(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
         ("rolltap run co", ["codex", "copilot-cli", "command"]),
         ("rolltap run codex --policy ", ["tiny", "other"]),
         ("rolltap run codex --policy ti", ["tiny"]),
-        ("rolltap run tasks.jsonl --harness open", ["opencode", "openhands", "openai-agents"]),
+        ("rolltap run tasks.jsonl --harness open", ["opencode", "openclaw", "openhands", "openai-agents"]),
         ("rolltap run tasks.jsonl --runtime b", ["bubblewrap"]),
         ("rolltap node --runtime a", ["auto", "apptainer"]),
         ("rolltap harness env codex --policy o", ["other"]),
