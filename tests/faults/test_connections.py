@@ -266,8 +266,8 @@ async def test_those_that_wait_with_lost_connections_do_not_hold_the_lock_in_tur
 ) -> None:
     ended: list[str] = []
     monkeypatch.setattr(postgres.log, "warning", lambda text, *words: ended.append(text % words))
-    monkeypatch.setattr(postgres, "SILENT_S", 10.0)
-    monkeypatch.setattr(postgres, "LOCK_S", 5.0)
+    monkeypatch.setattr(postgres, "SILENT_S", 15.0)
+    monkeypatch.setattr(postgres, "LOCK_S", 10.0)  # so long all four may take to come to their wait
     address = urlsplit(postgres_url)
     assert address.port is not None
     watcher, holder = [await asyncpg.connect(postgres_url) for _ in range(2)]
