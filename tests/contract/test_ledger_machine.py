@@ -317,7 +317,7 @@ class Machine(Trainers):
 @pytest.mark.parametrize(
     "examples",
     [
-        pytest.param(8, marks=pytest.mark.timeout(300)),
+        pytest.param(5, marks=pytest.mark.timeout(300)),
         pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )

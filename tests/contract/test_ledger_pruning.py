@@ -247,7 +247,7 @@ async def owner(world: World, policy: str) -> int:
 @pytest.mark.parametrize(
     "examples",
     [
-        pytest.param(6, marks=pytest.mark.timeout(100)),
+        pytest.param(4, marks=pytest.mark.timeout(100)),
         pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )

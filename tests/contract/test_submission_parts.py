@@ -144,8 +144,9 @@ def test_every_part_fits_into_a_body(sizes: list[int]) -> None:
     assert {part.total for part in parts} == {len(whole) if len(parts) > 1 else None}
 
 
-def test_parts_in_any_order_are_the_submission_that_would_have_come_whole(runner: Runner) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def test_parts_in_any_order_are_the_submission_that_would_have_come_whole(runner: Runner, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(STEPS)
     def histories(steps: Sequence[tuple[int, int]]) -> None:
         runner(empty(runner.database))

@@ -54,6 +54,6 @@ async def judged(
             await each.close()
 
 
-def sampled(names: Iterable[str], size: int = 4) -> list[Any]:
-    """The first cases for every run; the others, of one or two CPU seconds each, for the stage of hostile agents."""
-    return [pytest.param(name, marks=() if at < size else pytest.mark.long) for at, name in enumerate(names)]
+def sampled(cases: Iterable[Any], size: int = 2) -> list[Any]:
+    """The first cases for every run; the others, of one to five CPU seconds each, for the stage of hostile agents."""
+    return [pytest.param(case, marks=() if at < size else pytest.mark.long) for at, case in enumerate(cases)]

@@ -47,34 +47,37 @@ def uses() -> Iterator[Use]:
 
 
 def _uses_in(path: Path) -> Iterator[Use]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = _constants(tree)
+    source = path.read_text(encoding="utf-8")
+    if not re.search(r"\bre\.[a-z]+\(", source):
+        return
+    nodes = list(ast.walk(ast.parse(source)))
+    names: dict[str, str] = {}
+    compiled: dict[ast.AST, str] = {}
     applied: dict[str, set[str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in METHODS:
-            applied.setdefault(ast.unparse(node.value).rpartition(".")[2], set()).add(node.attr)
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
-            continue
-        if ast.unparse(node.func.value) != "re" or (text := _text(node.args[0], names)) is None:
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                compiled[value] = name
+                if (text := _text(value, names)) is not None:
+                    names[name] = text
+            case ast.Attribute(attr=method) if method in METHODS:
+                applied.setdefault(ast.unparse(node.value).rpartition(".")[2], set()).add(method)
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=method), args=[first, *_]):
+                text = _text(first, names)
+            case _:
+                continue
+        if text is None:
             continue
         where = f"{path.relative_to(ROOT)}:{node.lineno}"
         flags = _flags(node)
-        if node.func.attr in METHODS:
-            yield Use(where, text, flags, node.func.attr)
-        elif node.func.attr == "compile":
+        if method in METHODS:
+            yield Use(where, text, flags, method)
+        elif method == "compile":
             default = {METHODS_OF_FILES.get(str(path.relative_to(ROOT)), "search")}
-            for method in sorted(applied.get(_name_of(tree, node), default)):
-                yield Use(where, text, flags, method)
-
-
-def _constants(tree: ast.AST) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (text := _text(value, names)) is not None:
-                names[name] = text
-    return names
+            for each in sorted(applied.get(compiled.get(node, ""), default)):
+                yield Use(where, text, flags, each)
 
 
 def _text(node: ast.AST, names: dict[str, str]) -> str | None:
@@ -95,13 +98,6 @@ def _flags(node: ast.Call) -> int:
     words = [ast.unparse(each) for each in (*node.args[1:], *(keyword.value for keyword in node.keywords))]
     names = {name for word in words for name in re.findall(r"re\.([A-Z]+)", word)}
     return sum({int(getattr(re, name)) for name in names})
-
-
-def _name_of(tree: ast.AST, call: ast.Call) -> str:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and node.value is call and isinstance(node.targets[0], ast.Name):
-            return node.targets[0].id
-    return ""
 
 
 def slow_text(use: Use) -> str:

@@ -273,8 +273,14 @@ async def test_a_hostile_agent_gains_nothing(
 
 
 @one_loop
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("runtime", "kind"),
+    [
+        pytest.param(runtime, kind, marks=() if runtime == "bubblewrap" or kind == "python" else pytest.mark.long)
+        for kind in KINDS
+        for runtime in RUNTIMES
+    ],
+)
 async def test_honest_work_is_worth_more_than_none(runtime: str, kind: str, suite: Suite, tmp_path: Path) -> None:
     """So that the cells above compare with something; and nothing is counted."""
     nothing = await suite.idle_reward(runtime, kind, tmp_path / "idle")

@@ -16,6 +16,7 @@ from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import UNPROTECTED, Task
 
 from ..plain_python import plain_python
+from .judging import sampled
 
 TESTS = "tests/test_calc.py"
 WRONG, RIGHT = "def add(a, b): return a - b\n", "def add(a, b): return a + b\n"
@@ -128,7 +129,7 @@ for way, plugs in {
 """A file of the task whose name says nothing, tests that use it, and what makes them pass there."""
 
 
-@pytest.mark.parametrize("what", USED)
+@pytest.mark.parametrize("what", sampled(USED))
 async def test_who_changes_what_tests_assert_by_is_not_trusted(what: str, tmp_path: Path) -> None:
     name = random.choice(("check", "assert_sum", "Expect"))
     imports = "" if what in CONFTESTS else f"from checks.common import {name}\n"
@@ -154,7 +155,7 @@ EXITS = (
 RUN, ARGV = "subprocess.run({argv})", "[sys.executable, '-c', 'from calc import add; assert add(2, 3) == 5']"
 
 
-@pytest.mark.parametrize("form", EXITS)
+@pytest.mark.parametrize("form", sampled(EXITS))
 async def test_tests_that_look_at_exit_codes_only_are_not_trusted(form: str, tmp_path: Path) -> None:
     assertion = form.replace("{run}", RUN).replace("{argv}", ARGV)
     tests = f"import subprocess, sys\n\ndef test_add():\n    {assertion}\n"
@@ -185,7 +186,7 @@ HONEST = (
 """Code under test before the work, its tests, and after."""
 
 
-@pytest.mark.parametrize("number", range(len(HONEST)))
+@pytest.mark.parametrize("number", sampled(range(len(HONEST))))
 async def test_code_under_test_may_assert_and_have_constants(number: int, tmp_path: Path) -> None:
     before, tests, after = HONEST[number]
     source = {"calc.py": f"{before}{WRONG}", TESTS: tests}
@@ -205,7 +206,7 @@ def test_new():
 """
 
 
-@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py", "{}/__main__.py"])
+@pytest.mark.parametrize("form", sampled(["{}.py", "{}/__init__.py", "{}/__main__.py"], 1))
 async def test_no_new_module_is_an_installed_one_for_a_python_that_a_test_starts(form: str, tmp_path: Path) -> None:
     name = "pytest" if "main" in form else random.choice(("pytest", "pluggy", "iniconfig", "packaging"))
     source = {

@@ -26,6 +26,9 @@ CACHE_BYTES = 256_000_000
 LARGEST = 8
 """The share of the limit above which an entry is not cached."""
 
+SHARES = 64
+"""The share of the limit that an eviction frees, at least."""
+
 ENTRY_BYTES = 600
 """Estimated bytes of an entry without its value."""
 
@@ -58,12 +61,17 @@ class CacheSpace:
         self._size -= size
 
     def grow(self, size: int) -> None:
-        """Notes that a cache has grown by `size` bytes, and evicts down to the limit. Call it with the lock held."""
+        """Notes that a cache has grown by `size` bytes. Over the limit, it evicts so much that looking at all caches
+        is rare. Call it with the lock held."""
         self._size += size
         if self._size > self.limit:
             self._size = self.size  # exclude caches that no longer exist
-            while self._size > self.limit:
-                max(self._caches, key=lambda cache: cache.size).drop_oldest()
+            share = self.limit // SHARES
+            while self._size > self.limit - share:
+                largest = max(self._caches, key=lambda cache: cache.size)
+                left = max(largest.size - share, 0)
+                while largest.size > left:
+                    largest.drop_oldest()
 
 
 class WeighedCache(Generic[K, V]):

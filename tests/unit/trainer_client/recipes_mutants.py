@@ -72,7 +72,8 @@ DTYPES = {"bool", "float32", "float64", "int32", "int64"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """`text` is the source's line, `place` says which of its equal changes, `lines` those of the changed expression."""
+    """`text` is the source's line, `place` says which of its equal changes, `lines` those of the changed expression,
+    `number` which of the module's changes it is."""
 
     module: str
     line: int
@@ -80,7 +81,7 @@ class Mutant:
     change: str
     place: int
     lines: range
-    source: str
+    number: int
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -188,32 +189,32 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
                     yield one
 
 
-def mutants(name: str, source: str) -> Iterator[Mutant]:
-    def found(tree: ast.Module) -> list[Change]:
-        return [
-            change
-            for one in functions(tree)
-            for statement in one.body
-            for change in changes(ast.Module([statement], []))
-        ]
+def _statements(tree: ast.Module) -> list[tuple[ast.FunctionDef, int, ast.Module]]:
+    """Those of its functions, each with its place and as the body of a module, where it can be exchanged."""
+    return [
+        (one, index, ast.Module([statement], [])) for one in functions(tree) for index, statement in enumerate(one.body)
+    ]
 
-    places = Counter[tuple[int, str]]()
-    for number in range(len(found(ast.parse(source)))):
-        tree = ast.parse(source)
-        roots = [
-            (one, index, ast.Module([statement], []))
-            for one in functions(tree)
-            for index, statement in enumerate(one.body)
-        ]
-        node, change, make = [change for *_, root in roots for change in changes(root)][number]
-        make()
-        for one, index, root in roots:
-            one.body[index] = root.body[0]
+
+def mutants(name: str, source: str) -> Iterator[Mutant]:
+    text, places = source.splitlines(), Counter[tuple[int, str]]()
+    found = (change for *_, root in _statements(ast.parse(source)) for change in changes(root))
+    for number, (node, change, _) in enumerate(found):
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        text = source.splitlines()[node.lineno - 1].strip()
         place = places[node.lineno, change]
         places[node.lineno, change] += 1
-        yield Mutant(name, node.lineno, text, change, place, lines, ast.unparse(ast.fix_missing_locations(tree)))
+        yield Mutant(name, node.lineno, text[node.lineno - 1].strip(), change, place, lines, number)
+
+
+def changed(source: str, number: int) -> str:
+    """The module's source with the change of this number."""
+    tree = ast.parse(source)
+    statements = _statements(tree)
+    *_, make = [change for *_, root in statements for change in changes(root)][number]
+    make()
+    for one, index, root in statements:
+        one.body[index] = root.body[0]
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def digest(source: str) -> str:
@@ -224,7 +225,8 @@ def digest(source: str) -> str:
 
 def apply(mutant: Mutant, module: ModuleType) -> None:
     """Gives the module's functions the mutant's code: whoever holds one, a class that inherits one, has it."""
-    codes = {code.co_qualname: code for code in _codes(compile(mutant.source, str(module.__file__), "exec"))}
+    source = changed(Path(str(module.__file__)).read_text(encoding="utf-8"), mutant.number)
+    codes = {code.co_qualname: code for code in _codes(compile(source, str(module.__file__), "exec"))}
     for held in [module, *(one for one in vars(module).values() if isinstance(one, type))]:
         if isinstance(held, type) and held.__module__ != module.__name__:
             continue
