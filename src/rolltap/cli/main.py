@@ -26,7 +26,7 @@ ELSEWHERE = {
     "status": (AGENTS, "tasks", "status"),
     "cancel": (AGENTS, "tasks", "cancel"),
     "rollout": (AGENTS, "tasks", "rollout"),
-    "replay": (AGENTS, "replay", "replay_rollout"),
+    "replay": (AGENTS, "run", "replay_rollout"),
     "node": (AGENTS, "up", "node"),
     "up": (START, "up", "up"),
     "harness": (AGENTS, "harness", "app"),

@@ -42,7 +42,7 @@ from rolltap.engine.sampling import (
     sampling_words,
 )
 from rolltap.errors import ConfigError, EngineUnavailable
-from rolltap.weight_digest import digest_of_tensors
+from rolltap.weight_transfer import digest_of_tensors
 
 
 class EngineSlots:

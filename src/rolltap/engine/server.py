@@ -67,7 +67,7 @@ from rolltap.engine.vllm_http import (
     usage,
 )
 from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest, NotFound
-from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
+from rolltap.weight_transfer import Rendezvous, WeightGroup, dtype_of
 
 DONE = b"data: [DONE]\n\n"
 LONGEST_MASK = 2048

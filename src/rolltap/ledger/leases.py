@@ -31,7 +31,7 @@ import sqlalchemy as sa
 from rolltap.calllog.annotations import AnnotationSource, append_annotations
 from rolltap.calllog.schema import sessions
 from rolltap.contract.base import check_ttl
-from rolltap.contract.request import current_try
+from rolltap.contract.operations import current_try
 from rolltap.contract.trainer import (
     AnnotateLease,
     AnnotationLine,

@@ -49,17 +49,19 @@ from rolltap.reading.indexing import Indexer, summary_of
 from rolltap.reading.operations import MAX_TOKENS, ReadPlane
 from rolltap.reading.runs import (
     ComparedRollout,
+    StepFiles,
+    changed_at,
     common_tokens,
     compared,
     default_ranges,
     group_line,
     harness_mismatch,
+    read_steps,
     run_line,
     run_point,
     version_range,
     within,
 )
-from rolltap.reading.steps import StepFiles, changed_at, read_steps
 from rolltap.reading.tokens import Vocabulary, both_sides, window
 from rolltap.reading.types import (
     NEWEST,
