@@ -17,9 +17,8 @@ import torch
 
 from rolltap.contract.trainer import RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading
 from rolltap.trainer_client.data.scoring import trainable, trained_tokens
-from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.data.step import POLICY, PolicyReading, Step, view
 from rolltap.trainer_client.model.loss import PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
 from rolltap.trainer_client.recipes import estimators, make_recipe
