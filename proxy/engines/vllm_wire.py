@@ -2,11 +2,17 @@
 
 There are two endpoints with different JSON: `/inference/v1/generate`, and `/v1/completions` with a prompt of ids.
 Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/openai/completion`.
+
+A token that the server forced where a budget of thinking was spent is marked here, as it does not tell them. Such a
+token is no choice of the policy: it is recorded with a mask of its own id (`rolltap.token_masks`), so that it has no
+gradient. vLLM forces the end of thinking where prompt and output have `most` tokens since thinking began, and such a
+token has log-prob 0 in the mode "processed", in which alone a budget is sent (`EngineFacts.budgets`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,7 +21,7 @@ import numpy as np
 from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import from_json
 from rolltap.errors import EngineProtocolError, EngineRefused
-from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest, is_cut
 from rolltap.proxy.engines.decode import (
     FINISHES,
     Output,
@@ -32,9 +38,8 @@ from rolltap.proxy.engines.decode import (
     spans,
     top_k,
 )
-from rolltap.proxy.engines.forced import ForcedTokens
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
-from rolltap.token_masks import MASK_ROWS
+from rolltap.token_masks import FREE, MASK_ROWS, SAMPLING_MASK
 
 NO_LOGPROB = -9999.0
 """vLLM's value for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
@@ -360,3 +365,34 @@ def prompt_scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScore
     ]
     candidates = [{token: one.logprob for token, one in place.items()} for place in scored_places]
     return scores_of(name, request, [None if value == NO_LOGPROB else value for value in values], candidates)
+
+
+class ForcedTokens:
+    """The marks of one output, whose request has a budget."""
+
+    def __init__(self, request: SampleRequest) -> None:
+        budget = request.extra["thinking_budget"]
+        self._open, self._close, self._most = budget["open"], budget["close"], budget["most"]
+        self._is_cut = is_cut(request)
+        ids = request.prompt_ids
+        behind = sum(1 for _ in takewhile(lambda token: token not in (self._open, self._close), reversed(ids)))
+        opened = behind < len(ids) and ids[len(ids) - behind - 1] == self._open
+        self._thought = behind if opened else None  # tokens of thinking so far; None: it is not under way
+
+    def marked(self, chunk: SampleChunk) -> SampleChunk:
+        """The chunk with `mask_rows`, if its log-probs are known. Where top-p, top-k or min-p cut the vocabulary,
+        these say nothing without the cut's own masks."""
+        if chunk.logprobs is None or not chunk.token_ids or (self._is_cut and SAMPLING_MASK not in chunk.extras):
+            return chunk
+        rows = [self._row(token, value) for token, value in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+        return msgspec.structs.replace(chunk, extras={**chunk.extras, MASK_ROWS: np.asarray(rows, np.int32)})
+
+    def _row(self, token: int, logprob: float) -> int:
+        is_spent = self._thought is not None and self._thought >= self._most
+        if token == self._close:
+            self._thought = None
+        elif self._thought is not None:
+            self._thought += 1
+        elif token == self._open:
+            self._thought = 0
+        return -2 - token if is_spent and logprob == 0.0 else FREE

@@ -18,9 +18,8 @@ from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.live_sessions import LiveSession, SessionCache, key_hash
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
 from rolltap.types import Session
 from tests.dialects import DIALECTS
 

@@ -11,7 +11,7 @@ import pytest
 from rolltap.contract.rules import LinearPattern, MaskRule, MessageRule, SessionRules, parse_rules
 from rolltap.errors import InvalidRequest
 from rolltap.ids import new_id
-from rolltap.proxy.sessions.session_cache import key_hash
+from rolltap.proxy.sessions.live_sessions import key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer
