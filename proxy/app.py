@@ -16,10 +16,9 @@ import aiohttp
 from fastapi import FastAPI
 
 from rolltap.calllog.notes import append_note
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import KeysMark, PeersCheck
 from rolltap.calllog.schema import check_separation
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.errors import StoreError
 from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger

@@ -22,10 +22,9 @@ from cachetools import LRUCache
 from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import append_note, append_note_beside, notes_of
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import fetch_summarized, openings, sampled_versions
 from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.calllog.stats import writer_facts
 from rolltap.contract.admin import NewNote, Note
 from rolltap.errors import InvalidRequest, NotFound

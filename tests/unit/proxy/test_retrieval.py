@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.ids import new_id
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.handles import Handles
