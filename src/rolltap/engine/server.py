@@ -42,13 +42,7 @@ from tokenizers import Tokenizer
 from rolltap.engine import protocol
 from rolltap.engine.grammar import FreeThinking, Grammars, GrammarState
 from rolltap.engine.model import CausalModel
-from rolltap.engine.protocol import (
-    CompletionRequest,
-    Draw,
-    GenerateRequest,
-    check_prompt,
-    decode,
-)
+from rolltap.engine.protocol import CompletionRequest, Draw, GenerateRequest, check_prompt, decode
 from rolltap.engine.sampling import LOGPROBS_MODE, Outbox, SamplingRequest, TokenDelta, deliver
 from rolltap.engine.scheduler import EngineLoop, PauseMode
 from rolltap.engine.vllm_http import (
