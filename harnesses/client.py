@@ -14,8 +14,8 @@ import msgspec
 
 from rolltap.contract import admin
 from rolltap.contract.control import RolloutControl
+from rolltap.contract.operations import Request
 from rolltap.contract.planes import AdminPlane
-from rolltap.contract.request import Request
 from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.contract.tags import main_role
 from rolltap.harnesses.base import Endpoint

@@ -16,10 +16,9 @@ import aiohttp
 from fastapi import FastAPI
 
 from rolltap.calllog.notes import append_note
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import KeysMark, PeersCheck
 from rolltap.calllog.schema import check_separation
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.errors import StoreError
 from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger
@@ -34,7 +33,6 @@ from rolltap.proxy.call.engine_watch import WeightsCheck, probe_engine, watch_en
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies
-from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.continuation.canonical import DigestCache
@@ -43,12 +41,11 @@ from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.front.access import CountTampering, TamperingCounter, most_bytes_of, plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
-from rolltap.proxy.metrics.calls import Metrics
-from rolltap.proxy.metrics.durations import watch_loop
+from rolltap.proxy.metrics.calls import Metrics, watch_loop
 from rolltap.proxy.metrics.scrape_state import StateCollector
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
-from rolltap.proxy.planes.agent import AgentPlane
+from rolltap.proxy.planes.agent import AgentPlane, Queries
 from rolltap.proxy.planes.apps import admin_app, trainer_app
 from rolltap.proxy.planes.services import CheckTask, Services
 from rolltap.proxy.reading_process.process import ReadingProcess
@@ -56,10 +53,9 @@ from rolltap.proxy.reading_process.questions import RemoteRebuilder
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
-from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.live_sessions import LiveSession, SessionCache
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
-from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.proxy.viewer.app import Access, Viewers, mount, viewer_app
 from rolltap.proxy.viewer.live import Replays, engines_of
 from rolltap.settings import LimitSettings, Settings, with_keys

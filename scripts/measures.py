@@ -1,7 +1,9 @@
 """Prints what the house measures: `make measures`. A figure is a sign, not an aim.
 
 files, lines            of the product, without tests, examples and scripts
-imports                 their share of all lines
+of the files            those that only make a folder a package; those that a literal registry names, and migrations;
+                        the rest
+imports                 their share of all lines, and of those of the rest
 small private helpers   private functions of at most six lines with one caller, as a share of all functions
 import circles          groups of files that import one another, imports for type checkers included
 arrows up               imports of a room above by one below, in the order of the layers in `pyproject.toml`
@@ -55,6 +57,48 @@ def length(node: ast.stmt) -> int:
 
 def import_lines(tree: ast.Module) -> int:
     return sum(length(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+REGISTRIES = (
+    "rolltap.cli.main",
+    "rolltap.engine.scripted.wires",
+    "rolltap.harnesses.agents.registry",
+    "rolltap.harnesses.evaluators.registry",
+    "rolltap.harnesses.runtimes.registry",
+    "rolltap.protocols.dialects",
+    "rolltap.proxy.engines.registry",
+    "rolltap.reconstructor.exporters",
+    "rolltap.trainer_client.adapters",
+    "rolltap.trainer_client.recipes",
+)
+MIGRATIONS = "rolltap.calllog.migrations.versions."
+
+
+def is_marker(tree: ast.Module) -> bool:
+    """Whether it only makes its folder a package."""
+    return all(isinstance(node, ast.Expr) for node in tree.body)
+
+
+def entries(modules: Mapping[str, ast.Module]) -> set[str]:
+    """The modules that a registry names in its tables, by an imported name or as text; and the migrations."""
+    found = {name for name in modules if name.startswith(MIGRATIONS)}
+    for registry in REGISTRIES:
+        is_package = any(name.startswith(f"{registry}.") for name in modules)
+        package = registry if is_package else registry.rpartition(".")[0]
+        meaning: dict[str, str] = {}
+        for node in modules[registry].body:
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(package):
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    meaning[alias.name] = inner if inner in modules else node.module
+        tables = (node for node in ast.walk(modules[registry]) if isinstance(node, ast.Dict))
+        for each in (each for table in tables for value in table.values for each in ast.walk(value)):
+            match each:
+                case ast.Name(id=name) if name in meaning:
+                    found.add(meaning[name])
+                case ast.Constant(value=str(text)):
+                    found.add(f"{package}.{text.removeprefix('.')}")
+    return found & modules.keys()
 
 
 def small_helpers(tree: ast.Module) -> Iterator[str]:
@@ -196,9 +240,15 @@ def main() -> None:
     helpers = sum(len(list(small_helpers(tree))) for tree in modules.values())
     found = circles({name: imports(name, tree, modules) for name, tree in modules.items()})
     way = way_of_a_lease(modules)
+    markers = {name for name, tree in modules.items() if is_marker(tree)}
+    registered = entries(modules)
+    rest = modules.keys() - markers - registered
+    imported = {name: import_lines(tree) for name, tree in modules.items()}
     rows = {
         "product files / lines": f"{len(modules):,} / {total:,}",
-        "imports, share of lines": f"{sum(map(import_lines, modules.values())) / total:.1%}",
+        "of the files: package markers, registry entries, the rest": f"{len(markers)}, {len(registered)}, {len(rest)}",
+        "imports, share of lines": f"{sum(imported.values()) / total:.1%}; of the rest "
+        f"{sum(imported[name] for name in rest) / sum(lines[name] for name in rest):.2%}",
         f"private helpers of at most {SMALL} lines with one caller": f"{helpers} of {len(counted):,} functions, "
         f"{helpers / len(counted):.1%}",
         "import circles, type checking included": "; ".join(map(", ".join, found)),

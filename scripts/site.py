@@ -40,7 +40,6 @@ PYTHON = {
     "Recipes": (
         "rolltap.trainer_client.recipes.base",
         "rolltap.trainer_client.data.step",
-        "rolltap.trainer_client.data.readings",
         "rolltap.trainer_client.run.planning",
         "rolltap.trainer_client.recipes.estimators",
     ),

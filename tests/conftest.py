@@ -399,7 +399,7 @@ def postgres_schema(postgres_server_url: str) -> str:
         import asyncpg
 
         import rolltap.ledger.schema  # noqa: F401  declares the ledger's tables on the same metadata
-        from rolltap.calllog.open import open_call_log
+        from rolltap.calllog.sql import open_call_log
 
         database = PostgresDatabase(postgres_server_url)
         log = open_call_log(await database.take())

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from rolltap.contract.request import CALL_HEADER
+from rolltap.contract.operations import CALL_HEADER
 from rolltap.harnesses.base import Endpoint
 from rolltap.harnesses.runner.snapshots import SessionSnapshots
 from rolltap.harnesses.runtimes.relay import CHUNK, Target

@@ -23,7 +23,7 @@ from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
-from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.live_sessions import LiveSession
 from rolltap.settings import LimitSettings
 from rolltap.types import Session
 from rolltap.wording import counted

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
-from rolltap.contract.request import CALL_HEADER
+from rolltap.contract.operations import CALL_HEADER
 from rolltap.crash import crash_point
 from rolltap.errors import BodyTooLarge, InvalidRequest, RequestError, UnsupportedEncoding
 from rolltap.protocols.base import WireReply

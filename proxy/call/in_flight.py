@@ -26,7 +26,7 @@ from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policy import CallEvent, Policy, Put
 from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.live_sessions import LiveSession
 from rolltap.types import CallKind, CallShape, Finish, Flaw, Outcome, Session
 
 KINDS = frozenset(CallKind)

@@ -51,7 +51,7 @@ from rolltap.proxy.call.replay import answer, check_same, differs
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, SessionCache
+from rolltap.proxy.sessions.live_sessions import ANSWERS_WITHIN_S, SessionCache
 from rolltap.settings import LimitSettings
 from rolltap.types import Break, BreakReason, Outcome
 

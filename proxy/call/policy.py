@@ -21,7 +21,7 @@ from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.engines.base import EngineFacts, ServedEngine
 from rolltap.proxy.engines.pool import FAILURES
 from rolltap.proxy.sessions.key_accounts import KeyAccount
-from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.live_sessions import LiveSession
 from rolltap.settings import PolicySettings
 
 

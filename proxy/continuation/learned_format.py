@@ -18,13 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from rolltap.protocols.conversation import Tool, ToolCall
-from rolltap.proxy.continuation.block_formats import (
-    CallBlock,
-    SampledCall,
-    TextTags,
-    checked_calls,
-    match_element,
-)
+from rolltap.proxy.continuation.block_formats import CallBlock, SampledCall, TextTags, checked_calls, match_element
 from rolltap.proxy.continuation.json_calls import NAME, members_of
 from rolltap.proxy.continuation.parsed import ParsedCall, ReplyPiece
 from rolltap.proxy.continuation.tool_formats import IdIndex, ToolFormat

@@ -29,8 +29,7 @@ from rolltap.protocols.conversation import Message, Part, Reasoning, Text, Tool,
 from rolltap.protocols.thinking import Efforts, find_efforts
 from rolltap.proxy.continuation.learned_format import RenderedTurn, learn_marked, learn_syntaxes
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
-from rolltap.proxy.continuation.rendering import PROBE, template_row, template_tool
-from rolltap.proxy.continuation.token_reader import TokenReader, detect_format, reads
+from rolltap.proxy.continuation.rendering import PROBE, TokenReader, detect_format, reads, template_row, template_tool
 from rolltap.proxy.continuation.tool_formats import ToolFormat, find_tool_format
 from rolltap.tokenizer import HubTokenizer
 

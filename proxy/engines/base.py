@@ -230,7 +230,7 @@ class StatesDigest(Protocol):
     """A server that may state a digest of its weights. Only the embedded engine does."""
 
     async def weights_digest(self) -> str:
-        """The digest (`rolltap.weight_digest`); empty if the server does not answer, or states none."""
+        """The digest (`rolltap.weight_transfer`); empty if the server does not answer, or states none."""
         ...
 
 

@@ -19,24 +19,8 @@ import numpy as np
 from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import from_json
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
-from rolltap.proxy.engines import probing
+from rolltap.proxy.engines import decode, probing
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, ScoreRequest, Take, is_cut
-from rolltap.proxy.engines.decode import (
-    FINISHES,
-    FinishReason,
-    Output,
-    Problem,
-    WireVersionSpan,
-    check_prompt,
-    event_reader,
-    finish_of,
-    problem,
-    sampled_experts,
-    sampling_mask,
-    scores_of,
-    spans,
-    top_k,
-)
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.proxy.engines.receivers import SglangReceiver
@@ -65,7 +49,7 @@ class Meta(msgspec.Struct):
     completion_tokens: int | None = None
     finish_reason: SglangFinish | None = None
     weight_version: str | None = None
-    weight_versions: list[WireVersionSpan] | None = None
+    weight_versions: list[decode.WireVersionSpan] | None = None
     output_token_logprobs: list[Row] | None = None
     output_top_logprobs: list[list[Row] | None] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
@@ -79,7 +63,7 @@ class SglangEvent(msgspec.Struct):
     output_ids: list[int] = []
     prompt_token_ids: msgspec.Raw = NOT_ECHOED
     meta_info: Meta | None = None
-    error: Problem | None = None
+    error: decode.Problem | None = None
 
 
 class SglangEngine:
@@ -219,11 +203,11 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
     }
 
 
-class SglangOutput(Output[SglangEvent]):
+class SglangOutput(decode.Output[SglangEvent]):
     """Distinguishes events that hold the whole output from those that hold only the new part."""
 
     path = PATH
-    read_events = event_reader(SglangEvent)
+    read_events = decode.event_reader(SglangEvent)
 
     def __init__(self, name: str, request: SampleRequest) -> None:
         super().__init__(name, request)
@@ -242,11 +226,11 @@ class SglangOutput(Output[SglangEvent]):
 
     def take(self, event: SglangEvent) -> Iterator[SampleChunk]:
         if event.error is not None:
-            raise problem(self.name, PATH, event.error)
+            raise decode.problem(self.name, PATH, event.error)
         meta = event.meta_info
         if meta is None:
             raise EngineProtocolError(f"engine {self.name} sent an event without meta_info")
-        check_prompt(self.name, meta.prompt_tokens, self.request)
+        decode.check_prompt(self.name, meta.prompt_tokens, self.request)
         finish, unknown_finish = self._finish(meta.finish_reason)
         total = meta.completion_tokens if meta.completion_tokens is not None else len(event.output_ids)
         new = total - self._count
@@ -264,25 +248,25 @@ class SglangOutput(Output[SglangEvent]):
         logprobs_in_mask = _newest(meta.output_token_sampling_logprobs, new, total)
         if logprobs_in_mask is not None:  # the others are of the whole vocabulary
             logprobs = [np.nan if value is None else value for value in logprobs_in_mask]
-            extras |= sampling_mask(masks, new, self.request.sampling_mask)
+            extras |= decode.sampling_mask(masks, new, self.request.sampling_mask)
         yield SampleChunk(
             token_ids=ids,
             logprobs=logprobs,
             finish=finish,
             unknown_finish=unknown_finish,
             # A single version is not used: it is the one at the end.
-            versions=spans(meta.weight_versions, total) if finish and meta.weight_versions is not None else None,
+            versions=decode.spans(meta.weight_versions, total) if finish and meta.weight_versions is not None else None,
             prompt_ids=echoed_ids(event.prompt_token_ids, self.request.prompt_ids) if first else None,
             extras=extras,
             whole=_routed_experts(meta.routed_experts, len(self.request.prompt_ids), total) if finish else {},
         )
 
-    def _finish(self, finish: SglangFinish | None) -> tuple[FinishReason | None, str]:
+    def _finish(self, finish: SglangFinish | None) -> tuple[decode.FinishReason | None, str]:
         if finish is None:
             return None, ""
         if finish.type == "abort" and finish.status_code is not None and not self._count:
-            raise problem(self.name, PATH, Problem(finish.message or "aborted", finish.status_code))
-        ending = finish_of(finish.type, FINISHES)
+            raise decode.problem(self.name, PATH, decode.Problem(finish.message or "aborted", finish.status_code))
+        ending = decode.finish_of(finish.type, decode.FINISHES)
         self.finished = self.finished or ending[0] is not None
         return ending
 
@@ -295,7 +279,7 @@ class SglangOutput(Output[SglangEvent]):
         if not self.request.top_logprobs or tops is None:
             return values, {}
         pairs = [[(row[1], np.nan if row[0] is None else row[0]) for row in position or ()] for position in tops]
-        return values, top_k(ids, values, pairs, self.request.top_logprobs)
+        return values, decode.top_k(ids, values, pairs, self.request.top_logprobs)
 
 
 def _scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
@@ -308,7 +292,9 @@ def _scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
     if [row[1] for row in rows] != ids:
         raise EngineProtocolError(f"engine {name} scored {len(rows) - 1} of {len(ids) - 1} ids, or others")
     tops = (meta.input_top_logprobs if meta else None) or []
-    return scores_of(name, request, [row[0] for row in rows[1:]], [{r[1]: r[0] for r in top or ()} for top in tops[1:]])
+    return decode.scores_of(
+        name, request, [row[0] for row in rows[1:]], [{r[1]: r[0] for r in top or ()} for top in tops[1:]]
+    )
 
 
 def _newest(rows: list[Any] | None, new: int, total: int) -> list[Any] | None:
@@ -329,4 +315,4 @@ def _routed_experts(encoded: str | None, prompt: int, count: int) -> dict[str, n
     rows = prompt + count - 1
     if len(flat) % rows:
         raise EngineProtocolError(f"routed experts hold {len(flat)} numbers, not a row for each of {rows} tokens")
-    return sampled_experts(flat.reshape(rows, -1), count)
+    return decode.sampled_experts(flat.reshape(rows, -1), count)

@@ -2,11 +2,17 @@
 
 There are two endpoints with different JSON: `/inference/v1/generate`, and `/v1/completions` with a prompt of ids.
 Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/openai/completion`.
+
+A token that the server forced where a budget of thinking was spent is marked here, as it does not tell them. Such a
+token is no choice of the policy: it is recorded with a mask of its own id (`rolltap.token_masks`), so that it has no
+gradient. vLLM forces the end of thinking where prompt and output have `most` tokens since thinking began, and such a
+token has log-prob 0 in the mode "processed", in which alone a budget is sent (`EngineFacts.budgets`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,26 +21,10 @@ import numpy as np
 from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import from_json
 from rolltap.errors import EngineProtocolError, EngineRefused
-from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
-from rolltap.proxy.engines.decode import (
-    FINISHES,
-    Output,
-    Problem,
-    WireVersionSpan,
-    check_prompt,
-    event_reader,
-    finish_of,
-    npy,
-    problem,
-    sampled_experts,
-    sampling_mask,
-    scores_of,
-    spans,
-    top_k,
-)
-from rolltap.proxy.engines.forced import ForcedTokens
+from rolltap.proxy.engines import decode
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest, is_cut
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
-from rolltap.token_masks import MASK_ROWS
+from rolltap.token_masks import FREE, MASK_ROWS, SAMPLING_MASK
 
 NO_LOGPROB = -9999.0
 """vLLM's value for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
@@ -66,7 +56,7 @@ class GenerateChoice(msgspec.Struct):
     token_ids: list[int] = []
     logprobs: GenerateLogprobs | None = None
     finish_reason: str | None = None
-    weight_versions: list[WireVersionSpan] | None = None
+    weight_versions: list[decode.WireVersionSpan] | None = None
     sampling_mask: list[list[int]] | None = None
     mask_rows: list[int] | None = None  # the embedded engine's alone, as `mask_table`
     mask_table: str | None = None
@@ -86,13 +76,13 @@ class GenerateEvent(msgspec.Struct):
     choices: list[GenerateChoice] = []
     prompt_token_ids: msgspec.Raw = NOT_ECHOED
     usage: Usage | None = None
-    error: Problem | None = None
+    error: decode.Problem | None = None
 
 
 class CompletionEvent(msgspec.Struct):
     choices: list[CompletionChoice] = []
     usage: Usage | None = None
-    error: Problem | None = None
+    error: decode.Problem | None = None
 
 
 def generate_body(request: SampleRequest) -> dict[str, Any]:
@@ -196,19 +186,21 @@ def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: Sample
         logprobs = _numbers([token.logprob for token in content])
     if content is not None and logprobs is not None and request.top_logprobs:
         rows = [[(c.token_id, _number(c.logprob)) for c in token.top_logprobs] for token in content]
-        extras = top_k(ids, logprobs, rows, request.top_logprobs)
+        extras = decode.top_k(ids, logprobs, rows, request.top_logprobs)
     if request.sampling_mask:
-        extras |= sampling_mask(choice.sampling_mask, len(ids), request.sampling_mask)
+        extras |= decode.sampling_mask(choice.sampling_mask, len(ids), request.sampling_mask)
     if choice.mask_rows is not None and len(choice.mask_rows) == len(ids):
         extras |= {MASK_ROWS: np.asarray(choice.mask_rows, np.int32)}
-    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES) if choice.finish_reason else (None, "")
+    finish, unknown_finish = (
+        decode.finish_of(choice.finish_reason, decode.FINISHES) if choice.finish_reason else (None, "")
+    )
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
         finish=finish,
         unknown_finish=unknown_finish,
         mask_table=None if choice.mask_table is None else _table(choice.mask_table),
-        versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
+        versions=None if choice.weight_versions is None else decode.spans(choice.weight_versions, count),
         prompt_ids=echoed_ids(event.prompt_token_ids, request.prompt_ids),
         extras=extras,
         whole=_experts(choice.routed_experts, request, count) if choice.routed_experts is not None else {},
@@ -231,8 +223,10 @@ def completion_chunk(
         logprobs = _numbers(logprobs_of_ids.token_logprobs)
         if request.top_logprobs and logprobs_of_ids.top_logprobs is not None:
             rows = [_candidates(row or {}) for row in logprobs_of_ids.top_logprobs]
-            extras = top_k(ids, logprobs, rows, request.top_logprobs)
-    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES) if choice.finish_reason else (None, "")
+            extras = decode.top_k(ids, logprobs, rows, request.top_logprobs)
+    finish, unknown_finish = (
+        decode.finish_of(choice.finish_reason, decode.FINISHES) if choice.finish_reason else (None, "")
+    )
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
@@ -244,11 +238,11 @@ def completion_chunk(
     )
 
 
-class GenerateOutput(Output[GenerateEvent]):
+class GenerateOutput(decode.Output[GenerateEvent]):
     """`/inference/v1/generate`."""
 
     path = "/inference/v1/generate"
-    read_events = event_reader(GenerateEvent)
+    read_events = decode.event_reader(GenerateEvent)
     to_chunk: ClassVar[Callable[..., SampleChunk]] = staticmethod(generate_chunk)
 
     def __init__(self, name: str, request: SampleRequest) -> None:
@@ -268,9 +262,9 @@ class GenerateOutput(Output[GenerateEvent]):
 
     def take(self, event: GenerateEvent | CompletionEvent) -> list[SampleChunk]:
         if event.error is not None:
-            raise problem(self.name, self.path, event.error)
+            raise decode.problem(self.name, self.path, event.error)
         if event.usage is not None:
-            check_prompt(self.name, event.usage.prompt_tokens, self.request)
+            decode.check_prompt(self.name, event.usage.prompt_tokens, self.request)
         chunks: list[SampleChunk] = []
         for choice in event.choices:
             self._count += len(choice.token_ids or ())
@@ -288,7 +282,7 @@ class CompletionOutput(GenerateOutput):
     """`/v1/completions` with a prompt of ids."""
 
     path = "/v1/completions"
-    read_events = event_reader(CompletionEvent)
+    read_events = decode.event_reader(CompletionEvent)
     to_chunk = staticmethod(completion_chunk)
 
     def body(self) -> dict[str, Any]:
@@ -299,7 +293,7 @@ class CompletionOutput(GenerateOutput):
 
 
 def _table(encoded: str) -> np.ndarray:
-    table = npy(encoded)
+    table = decode.npy(encoded)
     if table.dtype != np.int32 or table.ndim != 1:
         raise EngineProtocolError(f"the table of masks is {table.dtype} {table.shape}, not int32 [words]")
     return table
@@ -309,10 +303,10 @@ def _experts(encoded: str | None, request: SampleRequest, count: int) -> dict[st
     """The routed experts [T, layers, k], where they are wanted: the server sends them by its own flag."""
     if encoded is None or not count or not request.routed_experts:
         return {}
-    rows = npy(encoded)
+    rows = decode.npy(encoded)
     if rows.ndim != 3:
         raise EngineProtocolError(f"routed experts have the shape {rows.shape}, not [tokens, layers, k]")
-    return sampled_experts(rows, count)
+    return decode.sampled_experts(rows, count)
 
 
 def _numbers(logprobs: Sequence[float | None]) -> list[float]:
@@ -359,4 +353,35 @@ def prompt_scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScore
         place[token].logprob if token in place else None for token, place in zip(ids, scored_places, strict=False)
     ]
     candidates = [{token: one.logprob for token, one in place.items()} for place in scored_places]
-    return scores_of(name, request, [None if value == NO_LOGPROB else value for value in values], candidates)
+    return decode.scores_of(name, request, [None if value == NO_LOGPROB else value for value in values], candidates)
+
+
+class ForcedTokens:
+    """The marks of one output, whose request has a budget."""
+
+    def __init__(self, request: SampleRequest) -> None:
+        budget = request.extra["thinking_budget"]
+        self._open, self._close, self._most = budget["open"], budget["close"], budget["most"]
+        self._is_cut = is_cut(request)
+        ids = request.prompt_ids
+        behind = sum(1 for _ in takewhile(lambda token: token not in (self._open, self._close), reversed(ids)))
+        opened = behind < len(ids) and ids[len(ids) - behind - 1] == self._open
+        self._thought = behind if opened else None  # tokens of thinking so far; None: it is not under way
+
+    def marked(self, chunk: SampleChunk) -> SampleChunk:
+        """The chunk with `mask_rows`, if its log-probs are known. Where top-p, top-k or min-p cut the vocabulary,
+        these say nothing without the cut's own masks."""
+        if chunk.logprobs is None or not chunk.token_ids or (self._is_cut and SAMPLING_MASK not in chunk.extras):
+            return chunk
+        rows = [self._row(token, value) for token, value in zip(chunk.token_ids, chunk.logprobs, strict=True)]
+        return msgspec.structs.replace(chunk, extras={**chunk.extras, MASK_ROWS: np.asarray(rows, np.int32)})
+
+    def _row(self, token: int, logprob: float) -> int:
+        is_spent = self._thought is not None and self._thought >= self._most
+        if token == self._close:
+            self._thought = None
+        elif self._thought is not None:
+            self._thought += 1
+        elif token == self._open:
+            self._thought = 0
+        return -2 - token if is_spent and logprob == 0.0 else FREE

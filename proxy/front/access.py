@@ -26,9 +26,8 @@ from starlette.routing import compile_path
 from rolltap.calllog.facts import CallLog
 from rolltap.contract.base import MAX_BODY
 from rolltap.contract.keys import MINTED, key_hash
-from rolltap.contract.operations import Operation, Plane, operations_of
+from rolltap.contract.operations import TRY_HEADER, Operation, Plane, RequestTry, current_try, operations_of
 from rolltap.contract.planes import AdminPlane, TrainerPlane
-from rolltap.contract.request import TRY_HEADER, RequestTry, current_try
 from rolltap.errors import Forbidden, StoreError, Unauthenticated
 from rolltap.ledger.keys import Audit
 from rolltap.proxy.front.connections import admit

@@ -19,10 +19,9 @@ from rolltap.proxy.front.access import guard
 from rolltap.proxy.metrics.scrape_state import StateCollector
 from rolltap.proxy.planes.bodies import check_parameters
 from rolltap.proxy.planes.health import Alive, Readiness, StateRoutes, probes
-from rolltap.proxy.planes.keys import KeyRoutes
+from rolltap.proxy.planes.keys import KeyRoutes, limit_to_policies
 from rolltap.proxy.planes.leases import LeaseRoutes
 from rolltap.proxy.planes.policies import PolicyRoutes, WeightRoutes
-from rolltap.proxy.planes.policy_limits import limit_to_policies
 from rolltap.proxy.planes.read import ReadRoutes
 from rolltap.proxy.planes.rollouts import EventRoutes, NodeRoutes, RolloutRoutes, TaskRoutes
 from rolltap.proxy.planes.router import answer, describe, routes_of

@@ -21,7 +21,7 @@ from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.proxy.planes.bodies import paused
 from rolltap.proxy.planes.policies import check_temperature, policy_of
 from rolltap.proxy.planes.services import Routes, Services
-from rolltap.proxy.sessions.forking import origin_of
+from rolltap.proxy.sessions.service import origin_of
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout, RolloutParent, Task
 
 log = logging.getLogger(__name__)

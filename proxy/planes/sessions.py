@@ -13,7 +13,7 @@ from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
 from rolltap.proxy.planes.services import Routes, Services
 from rolltap.proxy.reading_process.questions import SessionEnds
-from rolltap.proxy.sessions.forking import check_origin
+from rolltap.proxy.sessions.service import check_origin
 from rolltap.types import EVALUATION, PURPOSE_TAG, UNCHECKED, LogCheck, Origin, Session
 
 

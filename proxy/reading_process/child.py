@@ -32,7 +32,7 @@ from rolltap.proxy.viewer.listing import Selections
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading.reader import folder_vocabulary, opened_readers
-from rolltap.reading.steps import step_files
+from rolltap.reading.runs import step_files
 from rolltap.reading.tokens import Vocabulary
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules, session_rules

@@ -21,8 +21,7 @@ from rolltap.contract.tags import CAPTURED, PROJECT
 from rolltap.ids import new_id
 from rolltap.protocols.conversation import ChatRequest
 from rolltap.proxy.continuation.forest import Match
-from rolltap.proxy.sessions.live_session import LiveSession
-from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.proxy.sessions.live_sessions import LiveSession, SessionCache
 from rolltap.tenants import tenant_tags
 from rolltap.types import Session
 

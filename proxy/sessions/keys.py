@@ -1,4 +1,4 @@
-"""Identifies a caller by its key, on every plane. (Session keys: `rolltap.proxy.sessions.session_cache`.)
+"""Identifies a caller by its key, on every plane. (Session keys: `rolltap.proxy.sessions.live_sessions`.)
 
 The settings hold one key of each role. Admin keys mint more, whose hashes are in the store. This process caches the
 valid minted keys for `TRUST_S` seconds. So it sees changes by other proxies after that time, and its own at once. A
@@ -17,7 +17,7 @@ from rolltap.contract.keys import MINTED, ROLES, Caller, Role, key_hash
 from rolltap.errors import StoreUnavailable
 from rolltap.ledger.keys import Keys
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
-from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, TRUST_S
+from rolltap.proxy.sessions.live_sessions import ANSWERS_WITHIN_S, TRUST_S
 from rolltap.settings import KeySettings
 
 AGAIN_S = 0.1

@@ -11,8 +11,7 @@ from rolltap.protocols.base import Dialect, RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
 from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.policies import Policies
-from rolltap.proxy.sessions.live_session import LiveSession
-from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.proxy.sessions.live_sessions import LiveSession, SessionCache
 from rolltap.types import Finish, Outcome
 
 

@@ -1,4 +1,5 @@
-"""Opens and closes sessions for the API. Mints a session's key, which is shown once and stored only as a hash."""
+"""Opens and closes sessions for the API. Mints a session's key, which is shown once and stored only as a hash. Checks
+where a session may be forked: after a completed call of a policy whose prompts rolltap makes of token ids."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rolltap.calllog.facts import CallLog
+from rolltap.calllog.facts import CallLog, CallRow
 from rolltap.contract.keys import key_hash
 from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.contract.tags import ReplayedSession, check_tags, roles_in
-from rolltap.errors import InvalidRequest, NotFound
+from rolltap.errors import InvalidRequest, NotFound, RecordCorrupt
 from rolltap.ids import new_id
+from rolltap.proxy.call.policies import Policies
 from rolltap.settings import LimitSettings
 from rolltap.tenants import tenant_tags
-from rolltap.types import Origin, Session
+from rolltap.types import Origin, Outcome, RolloutParent, Session
 
 KEY_BYTES = 32
 
@@ -50,7 +52,7 @@ class SessionService:
     ) -> tuple[Session, str]:
         """A new session and its key (256 random bits). `policy` may be left out if there is only one.
 
-        `origin`: where it is forked from another session; the caller has checked it (`forking.check_origin`).
+        `origin`: where it is forked from another session; the caller has checked it (`check_origin`).
         """
         name = self._policy(policy)
         if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
@@ -96,3 +98,64 @@ class SessionService:
         if policy not in served:
             raise InvalidRequest(f"no policy {policy!r}; served: {known}", param="policy")
         return policy
+
+
+async def check_origin(log: CallLog, policies: Policies, session: Session, origin: Origin) -> None:
+    """Raises for an origin in `session` that no session could continue on its very tokens.
+
+    `NotFound` for a call that is not on record in `session`, else `InvalidRequest` with the reason.
+    """
+    owner = await log.session_of(origin.call_id)
+    if owner is None or owner.id != session.id:
+        of = f"; it is one of session {owner.id}" if owner is not None else ""
+        raise NotFound(f"no call {origin.call_id!r} in session {session.id}{of}", param="call")
+    try:
+        chain = await log.chain(Origin(session.id, origin.call_id))
+    except RecordCorrupt as error:
+        raise NotFound(f"call {origin.call_id}: {error.message}", param="call") from error
+    if reason := _refusal(chain, policies, session):
+        raise InvalidRequest(f"call {origin.call_id} can't be forked: {reason}", param="call")
+    done = chain[-1].completion
+    size = len(done.output_ids) if done is not None else 0
+    if origin.at is not None and not 0 <= origin.at < size:
+        message = f"at: the reply has {size} tokens, so 0 to {size - 1} of them can be kept; without `at`, all"
+        raise InvalidRequest(message, param="at")
+    takes_grammars = getattr(policies[session.policy].source, "grammars", False)
+    if origin.at is not None and chain[-1].intent.shape.constrained and not takes_grammars:
+        raise InvalidRequest(
+            "at: a reply that this engine's grammar limited can't be gone on with in its middle", param="at"
+        )
+
+
+async def origin_of(log: CallLog, policies: Policies, parent: RolloutParent, policy: str) -> Origin:
+    """Where the session of a rollout of `policy` begins that was forked from `parent`. Raises as `check_origin`."""
+    session = await log.session_of(parent.call_id)
+    if session is None or session.rollout_id != parent.rollout_id:
+        raise NotFound(f"no call {parent.call_id!r} in rollout {parent.rollout_id}", param="call")
+    if session.policy != policy:
+        message = f"rollout {parent.rollout_id} is of policy {session.policy!r}, and its fork would be of {policy!r}"
+        raise InvalidRequest(message, param="policy")
+    origin = Origin(session.id, parent.call_id, parent.at)
+    await check_origin(log, policies, session, origin)
+    return origin
+
+
+def _refusal(chain: Sequence[CallRow], policies: Policies, session: Session) -> str:
+    """Why the last call of `chain` can't be forked; "" if it can."""
+    intent, done = chain[-1].intent, chain[-1].completion
+    if done is None:
+        return "it is under way"
+    if done.outcome is not Outcome.COMPLETED:
+        return f"it ended as {done.outcome}"
+    if intent.policy != session.policy:
+        return f"it is of policy {intent.policy!r}, and the session's is {session.policy!r}"
+    if intent.policy not in policies:
+        return f"policy {intent.policy!r} is not served"
+    source = policies[intent.policy].source
+    if not source.knows_prompt or source.tokenizer is None:
+        return f"policy {intent.policy!r} has no engine with a token API"
+    if not len(chain[-1].prompt_ids) or not len(done.output_ids):
+        return "its tokens are not on record"
+    if source.tokenizer.lacks([*chain[-1].prompt_ids.tolist(), *done.output_ids.tolist()]):
+        return f"it has ids that the tokenizer of policy {intent.policy!r} does not have"
+    return "" if intent.lineage else "its place in the conversation is not on record"

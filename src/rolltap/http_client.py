@@ -33,8 +33,7 @@ import aiohttp
 import msgspec
 import tenacity
 
-from rolltap.contract.operations import request_of
-from rolltap.contract.request import Request, RequestTry
+from rolltap.contract.operations import Request, RequestTry, request_of
 from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.network import sendable_key, server_url

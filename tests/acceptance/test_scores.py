@@ -16,8 +16,7 @@ from rolltap.demo.stack import Stack
 from rolltap.engine.model import CausalModel
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ContextOverflow, Forbidden, InvalidRequest, UnknownPolicy
-from rolltap.trainer_client.data.readings import ScoredPass
-from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.data.step import ScoredPass, view
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.run.teachers import scored_reading
 

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from rolltap import __version__
 from rolltap.calllog.facts import CallLog
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.ids import new_id
 from rolltap.types import Session
 

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from rolltap import __version__
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.contract.admin import GroupRule
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.engine.tiny import FOLDER

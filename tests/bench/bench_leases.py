@@ -29,7 +29,7 @@ from rich.table import Table
 
 from rolltap import __version__
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.engine.tiny import FOLDER

@@ -33,8 +33,7 @@ from rich.table import Table
 from rolltap import __version__
 from rolltap.datasets.record import ReadOptions, open_record, recorded_groups
 from rolltap.engine.model import CausalModel
-from rolltap.engine.requests import SamplingRequest, TokenDelta
-from rolltap.engine.sampling import SamplingOptions
+from rolltap.engine.sampling import SamplingOptions, SamplingRequest, TokenDelta
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.tiny import FOLDER
 from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, SUBMIT

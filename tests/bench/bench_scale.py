@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 
 from ..conftest import PostgresServer
 from .bench_calllog import a_session

@@ -36,9 +36,8 @@ from rolltap.calllog.backend import Insert, columns
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, session_row
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import annotations, call_completions, call_intents, parts, sessions
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.ids import first_id_at
 from rolltap.ledger.schema import groups, policies, rewards, rollouts, tasks
 from rolltap.ledger.views import GroupQuery

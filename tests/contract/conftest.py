@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallLog
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.errors import RecordCorrupt
 from rolltap.ledger.schema import metadata
 

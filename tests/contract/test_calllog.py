@@ -14,10 +14,9 @@ import pytest
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallLog, CallRow, RequestParts, same_fact
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import PostgresRegistry
 from rolltap.calllog.redis import IngestWriter
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.types import (

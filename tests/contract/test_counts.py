@@ -16,9 +16,8 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import guards
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.contract.admin import LATE, NOTHING_SAMPLED, ClaimRollouts, FinishRollout, GroupRule, NewReward
 from rolltap.contract.trainer import LeaseRequest, Rewind
 from rolltap.errors import RolltapError

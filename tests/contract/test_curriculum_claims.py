@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from rolltap.calllog.database import Database
 from rolltap.contract.admin import ClaimRollouts
 from rolltap.contract.control import RolloutControl
-from rolltap.ledger import nodes, task_queue
+from rolltap.ledger import nodes, submissions
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Task
@@ -63,7 +63,7 @@ def reads(patch: pytest.MonkeyPatch) -> list[str]:
 
 def meanwhile(world: World, patch: pytest.MonkeyPatch, act: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
     """Has `act` done once a claim has read the queue, before it locks a task; the actions under way."""
-    loop, acting, read = asyncio.get_running_loop(), list[Any](), task_queue._by_name
+    loop, acting, read = asyncio.get_running_loop(), list[Any](), submissions._by_name
 
     def slow(tx: Tx, *arguments: Any) -> Any:
         tasks_by_key = read(tx, *arguments)
@@ -75,7 +75,7 @@ def meanwhile(world: World, patch: pytest.MonkeyPatch, act: Callable[[], Corouti
                     tx.connection.exec_driver_sql("SELECT pg_sleep(0.02)")
         return tasks_by_key
 
-    patch.setattr(task_queue, "_by_name", slow)
+    patch.setattr(submissions, "_by_name", slow)
     return acting
 
 

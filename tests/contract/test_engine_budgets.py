@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from rolltap.engine.scripted import ScriptedReply
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest
-from rolltap.proxy.engines.forced import ForcedTokens
-from rolltap.proxy.engines.vllm_wire import generate_body
+from rolltap.proxy.engines.vllm_wire import ForcedTokens, generate_body
 from rolltap.token_masks import FREE, MASK_ROWS
 
 from .engine_world import BUDGETS, PROMPT, ids_of, logprobs_of, starter

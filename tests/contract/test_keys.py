@@ -18,7 +18,7 @@ from rolltap.ledger.schema import key_secrets, keys
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.proxy.sessions import keys as keys_in_use
 from rolltap.proxy.sessions.keys import Keyring
-from rolltap.proxy.sessions.session_cache import TRUST_S
+from rolltap.proxy.sessions.live_sessions import TRUST_S
 from rolltap.settings import KeySettings
 from rolltap.types import RolloutStatus, Task
 

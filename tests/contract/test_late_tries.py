@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.request import RequestTry, current_try
+from rolltap.contract.operations import RequestTry, current_try
 from rolltap.contract.trainer import BeginUpdate, Rewind
 from rolltap.errors import LedgerError, RewindOvertaken
 from rolltap.ledger.schema import attempts, controls, policies, trainers

@@ -8,7 +8,7 @@ from contextvars import Context, copy_context
 import msgspec
 import pytest
 
-from rolltap.contract.request import RequestTry, current_try
+from rolltap.contract.operations import RequestTry, current_try
 from rolltap.contract.trainer import Lease, LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     InvalidRequest,

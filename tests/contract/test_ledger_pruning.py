@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.cli.main import app
 from rolltap.contract.admin import ClaimRollouts, FinishRollout, NewReward
 from rolltap.contract.trainer import LeaseRequest, Replay, Rewind

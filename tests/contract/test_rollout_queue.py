@@ -16,7 +16,7 @@ from rolltap.contract.keys import SERVER
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, NotFound
 from rolltap.ids import new_id
-from rolltap.ledger import nodes, task_queue
+from rolltap.ledger import nodes, submissions
 from rolltap.ledger.schema import groups
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx
@@ -299,7 +299,7 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
 ) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id="s")
     loop, cancelling = asyncio.get_running_loop(), []
-    lock = task_queue.lock_policies
+    lock = submissions.lock_policies
 
     def slow(tx: Tx, policy: str, also: Sequence[str]) -> None:
         cancelling.append(asyncio.run_coroutine_threadsafe(world.ledger.submissions.cancel("s"), loop))
@@ -308,7 +308,7 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
         lock(tx, policy, also)
 
     with monkeypatch.context() as patch:
-        patch.setattr(task_queue, "lock_policies", slow)
+        patch.setattr(submissions, "lock_policies", slow)
         given = await claim(world)
     assert (await asyncio.wrap_future(cancelling[0])).ended
     assert given == () or await world.ledger.nodes.heartbeat([one.token for one in given], 15.0) == []

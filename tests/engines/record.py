@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rolltap.calllog.facts import CallCompletion, CallRow
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 
 
 def rows_of(database: str, session_id: str) -> Sequence[CallRow]:

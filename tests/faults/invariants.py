@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallLog, CallRow
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.engine.scripted import logprob_of
 from rolltap.protocols.conversation import Message
 from rolltap.types import Outcome, RolloutStatus

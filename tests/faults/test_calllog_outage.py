@@ -12,9 +12,8 @@ import pytest
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallIntent, LogCondition
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.spool import Spool, SpoolWriter
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome
 

@@ -17,11 +17,10 @@ from redis.asyncio import Redis
 from rolltap.calllog.codec import EncodedFact, encode_fact
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import Fact, LogCondition, RequestParts
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import DURABLE, OWNER, STREAM, IngestWriter
 from rolltap.calllog.schema import call_intents
 from rolltap.calllog.spool import Spool, SpoolWriter
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome
 

@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.facts import RequestParts
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import MARK, OWNER, STREAM, IngestWriter
+from rolltap.calllog.sql import open_call_log
 from rolltap.errors import ConfigError, StoreUnavailable
 
 from ..unit.calllog.facts import a_session, an_intent

@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from rolltap.calllog import postgres
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import PostgresBackend
+from rolltap.calllog.sql import open_call_log
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.tenants import EVERY_TENANT, acting_for

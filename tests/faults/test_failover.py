@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import sessions
+from rolltap.calllog.sql import open_call_log
 from rolltap.errors import NotFound, StoreUnavailable
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 

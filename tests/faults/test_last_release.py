@@ -20,8 +20,8 @@ import aiohttp
 import pytest
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import VERSION
+from rolltap.calllog.sql import open_call_log
 from rolltap.calllog.versions import CUTS_OFF, version_of
 from rolltap.ledger.counts import counted
 from rolltap.ledger.unit_of_work import Tx

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 
 from ..unit.calllog.facts import a_completion, a_session, an_intent
 from .relay import relayed

@@ -10,8 +10,7 @@ import pytest
 
 from rolltap.calllog import writing
 from rolltap.calllog.facts import CallLog, RequestParts
-from rolltap.calllog.open import open_call_log
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.types import Outcome, Session
 
 from ..conftest import PostgresServer

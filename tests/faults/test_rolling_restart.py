@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from rolltap.calllog.facts import CallRow
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.types import Outcome
 
 from .clients import Clients, Messages, Reply, turn

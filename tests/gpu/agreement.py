@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rolltap.engine.model import CausalModel
-from rolltap.engine.requests import SamplingRequest, TokenDelta
-from rolltap.engine.sampling import SamplingOptions
+from rolltap.engine.sampling import SamplingOptions, SamplingRequest, TokenDelta
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.trainer_client.data.collate import Batch, collate
 from rolltap.trainer_client.data.packing import PackedRow, Packer

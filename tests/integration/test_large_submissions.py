@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from rolltap.contract.admin import SubmitTasks
+from rolltap.contract.operations import Request
 from rolltap.contract.planes import AdminPlane
-from rolltap.contract.request import Request
 from rolltap.engine.scripted import say
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.harnesses.client import AdminClient

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rolltap.calllog.archive import export_sessions, import_sessions
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.rules import RULES, MaskRule, MessageRule, SessionRules, parse_rules, rules_of
 from rolltap.contract.trainer import Lease, LeaseRequest

@@ -30,8 +30,7 @@ from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.exporters.where import parse_where
 from rolltap.reconstructor.rules import session_rules
 from rolltap.settings import load_settings
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading
-from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.data.step import POLICY, PolicyReading, view
 from rolltap.trainer_client.recipes import make_recipe
 
 from ..harnesses.house import house_settings, serving

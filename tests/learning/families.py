@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
+from rolltap.engine.tiny.make import tool_call
 from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, SUBMIT, Split, TinyTask, make_tasks
-from rolltap.engine.tiny.warm_start import tool_call
 from rolltap.harnesses.base import Endpoint
 
 COMMAND = {

@@ -37,9 +37,9 @@ class Mutant:
 
 
 MUTANTS = (
-    Mutant(1, "proxy/sessions/session_cache.py", "    if session.closed_at is not None:\n        raise", "    if False:\n        raise",
+    Mutant(1, "proxy/sessions/live_sessions.py", "    if session.closed_at is not None:\n        raise", "    if False:\n        raise",
            "unit/proxy/test_gateway.py::test_a_closed_session_is_refused_and_nothing_changes"),
-    Mutant(2, "proxy/sessions/session_cache.py", "if url_session_id is not None and url_session_id != session.id:", "if False:",
+    Mutant(2, "proxy/sessions/live_sessions.py", "if url_session_id is not None and url_session_id != session.id:", "if False:",
            "unit/proxy/test_gateway.py::test_keys"),
     Mutant(3, "proxy/front/access.py", "if caller.role not in roles:", "if False:",
            "unit/proxy/test_access.py::test_every_route_has_a_rule_and_keeps_to_it_with_every_key[trainer]"),

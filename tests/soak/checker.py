@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallRow
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.deployment.description import PROXIES
 from rolltap.ledger.schema import groups, rollouts
 from rolltap.types import BreakReason, Outcome, RolloutStatus

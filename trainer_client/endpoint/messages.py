@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as pb
 
-from rolltap.engine.requests import PromptScores, TokenDelta
+from rolltap.engine.sampling import PromptScores, TokenDelta
 from rolltap.errors import InvalidRequest
 from rolltap.types import Float32, Int32
 

@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 
 from rolltap.engine.model import CausalModel
 from rolltap.engine.protocol import GenerateRequest, check_prompt, decode
-from rolltap.engine.requests import PromptScores, SamplingRequest, TokenDelta, deliver
-from rolltap.engine.sampling import Stops, never
+from rolltap.engine.sampling import PromptScores, SamplingRequest, Stops, TokenDelta, deliver, never
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.server import end_tokens
 from rolltap.errors import EngineUnavailable, InvalidRequest, NotFound

@@ -5,10 +5,10 @@
 
 The client sends the trainer's name and incarnation, so the pushes of a replaced trainer are refused.
 
-Without a folder, each push makes a group (`rolltap.weight_group`). The server pauses the engines and tells them which
-group to join and which tensors to expect; this side is rank 0 and sends them. A separate process sends: it gets the
-tensors through a pipe and is kept from push to push. The reason: gloo and NCCL can't be cancelled, and may abort the
-process that waits in them. To end a broken push, the sending process is killed. The engines then notice the closed
+Without a folder, each push makes a group (`rolltap.weight_transfer`). The server pauses the engines and tells them
+which group to join and which tensors to expect; this side is rank 0 and sends them. A separate process sends: it gets
+the tensors through a pipe and is kept from push to push. The reason: gloo and NCCL can't be cancelled, and may abort
+the process that waits in them. To end a broken push, the sending process is killed. The engines then notice the closed
 connections, and the trainer survives.
 """
 
@@ -38,8 +38,7 @@ from rolltap.errors import ConfigError, EngineError, TrainerError, WeightsLost
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.model.weights import digest_of_folder, sendable, whole_folder
 from rolltap.trainer_client.settings import PushSettings
-from rolltap.weight_digest import digest_of_tensors
-from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
+from rolltap.weight_transfer import Rendezvous, WeightGroup, digest_of_tensors, dtype_of
 
 log = logging.getLogger("rolltap.trainer")
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.token_masks import ids_of
 from rolltap.trainer_client.data.collate import Batch
-from rolltap.trainer_client.data.readings import ValueHead
+from rolltap.trainer_client.data.step import ValueHead
 from rolltap.trainer_client.model import architectures, attention
 from rolltap.trainer_client.model.routing import Choice, Mixture
 from rolltap.trainer_client.model.vision import has_places, inputs_with_images, load_processor, sees

@@ -2,8 +2,8 @@
 
 A folder is written under another name, synced to disk and then renamed, so it is never incomplete.
 
-A folder has the same digest as the tensors that it was written from (`rolltap.weight_digest`), whatever the split over
-files. The server keeps it with the version, and refuses other weights under that number.
+A folder has the same digest as the tensors that it was written from (`rolltap.weight_transfer`), whatever the split
+over files. The server keeps it with the version, and refuses other weights under that number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rolltap.errors import CheckpointMismatch
-from rolltap.weight_digest import digest_of
+from rolltap.weight_transfer import digest_of
 
 COMPANIONS = (
     "tokenizer.json",

@@ -29,8 +29,7 @@ import numpy as np
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeasedGroup, Replay
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import POLICY, Pass, ReadNetwork, ScoredPass, ValueHead
-from rolltap.trainer_client.data.step import Credit, Step, StepRollout
+from rolltap.trainer_client.data.step import POLICY, Credit, Pass, ReadNetwork, ScoredPass, Step, StepRollout, ValueHead
 from rolltap.trainer_client.recipes.estimators import normalise
 
 if TYPE_CHECKING:  # torch takes seconds to import, and settings are read without it

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rolltap.trainer_client.data.readings import POLICY, RowArrays
-from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.data.step import POLICY, Credit, RowArrays, Step
 from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.recipes.estimators import Numbers
 

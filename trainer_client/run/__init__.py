@@ -1,1 +1,1 @@
-"""A training run: `main` starts it, `loop` is the training loop, and the other files are the loop's parts."""
+"""A training run: `loop` starts it and is the training loop, and the other files are the loop's parts."""

@@ -13,9 +13,8 @@ import numpy as np
 from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.data.packing import Pack, PackedRow, Packer
-from rolltap.trainer_client.data.readings import PolicyReading, RowArrays, RowView
 from rolltap.trainer_client.data.scoring import Overlong, informative, token_weights, trained_tokens
-from rolltap.trainer_client.data.step import Credit, Step, check_credit, view
+from rolltap.trainer_client.data.step import Credit, PolicyReading, RowArrays, RowView, Step, check_credit, view
 from rolltap.trainer_client.model.learner import Readout
 from rolltap.trainer_client.model.loss import Correction, PolicyLoss
 from rolltap.trainer_client.recipes.base import Recipe

@@ -9,9 +9,8 @@ import numpy as np
 
 from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import PolicyReading, RowView, ScoredPass
 from rolltap.trainer_client.data.recorded import masked_tokens, temperatures
-from rolltap.trainer_client.data.step import Step
+from rolltap.trainer_client.data.step import PolicyReading, RowView, ScoredPass, Step
 from rolltap.trainer_client.model.weights import tokenizer_hash
 from rolltap.types import Segment
 

@@ -18,20 +18,7 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import (
-    INTENT_HASHES,
-    INTENT_PARENT,
-    NO_ORIGIN,
-    IntentDetail,
-    StoredRequest,
-    read_completion,
-    read_session,
-    split_hashes,
-    unpack_arrays,
-    unpack_bytes,
-    unpack_ids,
-    unpacked_size,
-)
+from rolltap.calllog import codec
 from rolltap.calllog.notes import check_note_row
 from rolltap.calllog.schema import (
     TENANT_IN_TAGS,
@@ -93,8 +80,8 @@ class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     annotations: list[list[Any]] = []
 
     def __post_init__(self) -> None:
-        if len(self.session) == len(sessions.columns) - len(NO_ORIGIN):
-            self.session.extend(NO_ORIGIN)
+        if len(self.session) == len(sessions.columns) - len(codec.NO_ORIGIN):
+            self.session.extend(codec.NO_ORIGIN)
 
     def digest(self) -> bytes:
         """SHA-256 of the block's row ids and checksums: see `calls_digest`."""
@@ -183,17 +170,17 @@ def _check_size(block: Block, most_bytes: float) -> None:
     The columns of a small file may hold any size. The first prompt that extends another shares its memory; each other
     one copies what it shares (`rebuild_prompts`).
     """
-    size = sum(unpacked_size(data) for _, data in block.parts)
+    size = sum(codec.unpacked_size(data) for _, data in block.parts)
     for table, row in _rows(block):
         for column, value in zip(table.columns, row, strict=True):
             if isinstance(value, bytes) and column is not call_intents.c.part_hashes:  # these are not packed
-                size += unpacked_size(value)
-    outputs = {row[0]: unpacked_size(row[_OUTPUT_IDS]) // 4 for row in block.completions}
+                size += codec.unpacked_size(value)
+    outputs = {row[0]: codec.unpacked_size(row[_OUTPUT_IDS]) // 4 for row in block.completions}
     lengths: dict[str, int] = {}
     extended: set[str] = set()
     for row in block.intents:
-        call_id, parent, shared = row[0], row[INTENT_PARENT], row[_SHARED]
-        lengths[call_id] = shared + unpacked_size(row[_NEW_IDS]) // 4 + outputs.get(call_id, 0)
+        call_id, parent, shared = row[0], row[codec.INTENT_PARENT], row[_SHARED]
+        lengths[call_id] = shared + codec.unpacked_size(row[_NEW_IDS]) // 4 + outputs.get(call_id, 0)
         if lengths[call_id] > MOST_CALL_TOKENS:
             raise InvalidRequest(f"call {call_id}: over {MOST_CALL_TOKENS:,} tokens")
         if parent in extended or shared != lengths.get(parent):
@@ -208,7 +195,7 @@ def _check_size(block: Block, most_bytes: float) -> None:
 
 
 def _check_session(row: Sequence[Any]) -> None:
-    session = read_session(tuple(row))
+    session = codec.read_session(tuple(row))
     if session.origin is not None and (session.origin.session_id == session.id or (session.origin.at or 0) < 0):
         raise InvalidRequest("it can't be a fork of that")
     pairs = json.loads(row[sessions.c.keys().index("tags")], object_pairs_hook=tuple)
@@ -247,11 +234,11 @@ def _check_owners(block: Block) -> None:
 
 def _check_annotations(block: Block) -> None:
     """Raises unless an annotation's streams are those of its call, and its counts such as they can have."""
-    tokens = {row[0]: len(read_completion(tuple(row)).output_ids) for row in block.completions}
+    tokens = {row[0]: len(codec.read_completion(tuple(row)).output_ids) for row in block.completions}
     for row in block.annotations:
         values: Mapping[str, Any] = dict(zip(annotations.c.keys(), row, strict=True))
         size = tokens.get(row[0])
-        streams = unpack_arrays(values["streams"])
+        streams = codec.unpack_arrays(values["streams"])
         if size is None or any(
             STREAMS.get(name) != each.dtype or each.shape != (size,) for name, each in streams.items()
         ):
@@ -267,28 +254,28 @@ def _check_annotations(block: Block) -> None:
 def _check_contents(block: Block) -> None:
     """Raises for JSON that is nested too deep, and for arrays of a call that are no numbers."""
     for call_id, _presumed, *_, message, extras in block.completions:
-        _check_depth(unpack_bytes(message), call_id)
-        if any(each.dtype.kind not in "biuf" for each in unpack_arrays(extras).values()):
+        _check_depth(codec.unpack_bytes(message), call_id)
+        if any(each.dtype.kind not in "biuf" for each in codec.unpack_arrays(extras).values()):
             raise InvalidRequest(f"call {call_id}: an array that holds no numbers")
     for row in block.intents:
-        request = from_msgpack(unpack_bytes(row[-1]), StoredRequest)
+        request = from_msgpack(codec.unpack_bytes(row[-1]), codec.StoredRequest)
         for json_text in (request.head, *request.items, *request.fixed.values()):
             _check_depth(json_text, row[0])
     for digest, data in block.parts:
-        _check_depth(unpack_bytes(data), digest.hex())
+        _check_depth(codec.unpack_bytes(data), digest.hex())
 
 
 def _check_values(block: Block) -> None:
     """Raises for numbers of a call that no engine and no writer has: readers would index, decode or add them up."""
     for row in block.intents:
-        call_id, detail = row[0], from_json(row[_DETAIL], IntentDetail)
+        call_id, detail = row[0], from_json(row[_DETAIL], codec.IntentDetail)
         check_free_form([detail.sampling_asked, detail.sampling_sent], f"call {call_id}: sampling")
         if min(row[_SHARED], row[_ITEMS_SHARED]) < 0 or (detail.break_ is not None and detail.break_[3] < 0):
             raise InvalidRequest(f"call {call_id}: a negative position")
-        if unpack_ids(row[_NEW_IDS]).min(initial=0) < 0:
+        if codec.unpack_ids(row[_NEW_IDS]).min(initial=0) < 0:
             raise InvalidRequest(f"call {call_id}: a negative token id")
     for row in block.completions:
-        done = read_completion(tuple(row))
+        done = codec.read_completion(tuple(row))
         if done.output_ids.min(initial=0) < 0:
             raise InvalidRequest(f"call {done.call_id}: a negative token id")
         if done.extras.get("top_ids", NO_CANDIDATES).shape != done.extras.get("top_logprobs", NO_CANDIDATES).shape:
@@ -301,7 +288,7 @@ def _check_values(block: Block) -> None:
 def missing_parts(block: Block, known: Container[bytes]) -> list[str]:
     """The request parts that the block refers to and that neither it nor `known`, the blocks before it, has."""
     own = {digest for digest, _ in block.parts}
-    digests = {digest for row in block.intents for digest in split_hashes(row[INTENT_HASHES])}
+    digests = {digest for row in block.intents for digest in codec.split_hashes(row[codec.INTENT_HASHES])}
     return sorted(digest.hex() for digest in digests if digest not in own and digest not in known)
 
 

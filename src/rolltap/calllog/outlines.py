@@ -17,19 +17,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import (
-    VERSIONS,
-    CompletionDetail,
-    IntentDetail,
-    StoredRequest,
-    check_columns,
-    count_packed,
-    left_out_if_unreadable,
-    readable_sessions,
-    split_hashes,
-    unpack_bytes,
-    usage_of,
-)
+from rolltap.calllog import codec
 from rolltap.calllog.facts import token_counts
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
 from rolltap.calllog.sessions import CHUNK, fetch_packed_parts, model_of
@@ -85,16 +73,16 @@ class CallOutline:
     versions: tuple[int, int] | None
 
 
-_intent_detail = json_decoder(IntentDetail)
+_intent_detail = json_decoder(codec.IntentDetail)
 
-_completion_detail = json_decoder(CompletionDetail)
+_completion_detail = json_decoder(codec.CompletionDetail)
 
 INSTRUCTIONS = "# AGENTS.md instructions"
 """How Codex begins the message with a repository's instructions; they follow in tags."""
 
 _TAG = re.compile(r"<([A-Za-z][\w.-]{0,63})(?: [^<>]{0,200})?>")
 
-_stored_request = msgpack_decoder(StoredRequest)
+_stored_request = msgpack_decoder(codec.StoredRequest)
 
 
 def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[CallOutline]]:
@@ -107,10 +95,12 @@ def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
     query = sa.select(*columns).outerjoin(call_completions, intents.id == ended.call_id).order_by(intents.id)
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(intents.session_id.in_(some))):
-            with left_out_if_unreadable("call", row.id):
-                check_columns((intents.id, intents.created_at, intents.shared), (row.id, row.created_at, row.shared))
+            with codec.left_out_if_unreadable("call", row.id):
+                codec.check_columns(
+                    (intents.id, intents.created_at, intents.shared), (row.id, row.created_at, row.shared)
+                )
                 if row.outcome is not None:
-                    check_columns((ended.finished_at,), (row.finished_at,))
+                    codec.check_columns((ended.finished_at,), (row.finished_at,))
                 by_session[row.session_id].append(_outline(tuple(row)))
     return by_session
 
@@ -119,8 +109,8 @@ def _parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, by
     """The large request parts by hash, as far as they exist and can be read."""
     parts: dict[bytes, bytes] = {}
     for digest, data in fetch_packed_parts(connection, hashes).items():
-        with left_out_if_unreadable("request part", digest.hex()):
-            parts[digest] = unpack_bytes(data)
+        with codec.left_out_if_unreadable("request part", digest.hex()):
+            parts[digest] = codec.unpack_bytes(data)
     return parts
 
 
@@ -128,9 +118,11 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
     id, session_id, parent_id, created_at, agent, shared, packed, request = row[:8]
     new_head, new_bytes, out_head, out_bytes, finished_at, outcome, flaw, ended = row[8:]
     detail = _intent_detail.decode(packed)
-    done = _completion_detail.decode(ended) if ended is not None else CompletionDetail()
-    output_ids = count_packed(out_head, out_bytes) if outcome is not None else 0
-    prompt_tokens, output_tokens = token_counts(shared + count_packed(new_head, new_bytes), output_ids, usage_of(done))
+    done = _completion_detail.decode(ended) if ended is not None else codec.CompletionDetail()
+    output_ids = codec.count_packed(out_head, out_bytes) if outcome is not None else 0
+    prompt_tokens, output_tokens = token_counts(
+        shared + codec.count_packed(new_head, new_bytes), output_ids, codec.usage_of(done)
+    )
     return CallOutline(
         id=id,
         session_id=session_id,
@@ -138,7 +130,7 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
         created_at=created_at,
         agent=agent,
         dialect=detail.dialect,
-        model=model_of(_stored_request.decode(unpack_bytes(request)).head),
+        model=model_of(_stored_request.decode(codec.unpack_bytes(request)).head),
         body_hash=detail.body_hash,
         broken=detail.break_ is not None,
         prompt_tokens=prompt_tokens,
@@ -154,7 +146,7 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
 
 def version_bounds(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
     """The lowest and the highest weight version of a completion's spans; None if no version is known."""
-    known = [version for version, _, _ in spans if version != NO_VERSION and version in VERSIONS]
+    known = [version for version, _, _ in spans if version != NO_VERSION and version in codec.VERSIONS]
     return (min(known), max(known)) if known else None
 
 
@@ -168,7 +160,7 @@ def fetch_summarized(connection: sa.Connection, session_ids: Sequence[str]) -> l
     summarized: list[tuple[Session, list[CallOutline]]] = []
     for some in _chunks(session_ids):
         rows = connection.execute(sa.select(sessions).where(sessions.c.id.in_(some)))
-        summarized += [(session, calls[session.id]) for session in readable_sessions(map(tuple, rows))]
+        summarized += [(session, calls[session.id]) for session in codec.readable_sessions(map(tuple, rows))]
     return summarized
 
 
@@ -189,9 +181,9 @@ def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline
     for some in _chunks(list(chosen)):
         requests: dict[str, tuple[list[bytes], dict[int, bytes]]] = {}
         for row in connection.execute(query.where(columns.id.in_(some))):
-            with left_out_if_unreadable("call", row.id):
-                stored = _stored_request.decode(unpack_bytes(row.request))
-                hashes = dict(zip(stored.item_refs, split_hashes(row.part_hashes), strict=False))
+            with codec.left_out_if_unreadable("call", row.id):
+                stored = _stored_request.decode(codec.unpack_bytes(row.request))
+                hashes = dict(zip(stored.item_refs, codec.split_hashes(row.part_hashes), strict=False))
                 large = {at: digest for at, digest in hashes.items() if at < OPENING_ITEMS}
                 requests[row.id] = (stored.items[:OPENING_ITEMS], large)
         parts = _parts(connection, {digest for _, large in requests.values() for digest in large.values()})
@@ -257,7 +249,7 @@ def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> d
     seen: dict[str, list[int]] = {}
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(call_intents.c.session_id.in_(some))):
-            with left_out_if_unreadable("call", row.id):
+            with codec.left_out_if_unreadable("call", row.id):
                 bounds = version_bounds(_completion_detail.decode(row.detail).versions)
                 seen.setdefault(row.session_id, []).extend(bounds or ())
     return {session_id: (min(versions), max(versions)) for session_id, versions in seen.items() if versions}
@@ -282,12 +274,12 @@ def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallW
     words: list[CallWords] = []
     for some in _chunks(call_ids):
         rows = connection.execute(query.where(columns.id.in_(some))).all()
-        requests: list[tuple[Any, StoredRequest, bytes, list[bytes]]] = []
+        requests: list[tuple[Any, codec.StoredRequest, bytes, list[bytes]]] = []
         for row in rows:
-            with left_out_if_unreadable("call", row.id):
-                message = unpack_bytes(row.message) if row.message else b""
-                request = _stored_request.decode(unpack_bytes(row.request))
-                requests.append((row, request, message, split_hashes(row.part_hashes)[: len(request.item_refs)]))
+            with codec.left_out_if_unreadable("call", row.id):
+                message = codec.unpack_bytes(row.message) if row.message else b""
+                request = _stored_request.decode(codec.unpack_bytes(row.request))
+                requests.append((row, request, message, codec.split_hashes(row.part_hashes)[: len(request.item_refs)]))
         parts = _parts(connection, {digest for *_, digests in requests for digest in digests})
         for row, request, message, digests in requests:
             items = [item for item in request.items if item] + [parts.get(digest, b"") for digest in digests]

@@ -16,20 +16,7 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import (
-    INTENT_HASHES,
-    INTENT_PARENT,
-    INTENT_SESSION,
-    Row,
-    StoredRequest,
-    read_completion,
-    read_intent,
-    read_request,
-    read_session,
-    split_hashes,
-    unpack_bytes,
-    unpack_ids,
-)
+from rolltap.calllog import codec
 from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, RequestParts, extend_items
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, every_row, parts, sessions
 from rolltap.decoding import json_decoder, msgpack_decoder
@@ -51,8 +38,8 @@ class StoredCalls:
     An ancestor is a row of id, parent id, shared count, new ids and output ids.
     """
 
-    intents: list[Row] = field(default_factory=list)
-    completions: dict[str, Row] = field(default_factory=dict)
+    intents: list[codec.Row] = field(default_factory=list)
+    completions: dict[str, codec.Row] = field(default_factory=dict)
     delivered: dict[str, bool] = field(default_factory=dict)
     parts: dict[bytes, bytes] = field(default_factory=dict)
     ancestors: list[Any] = field(default_factory=list)
@@ -79,7 +66,7 @@ def fetch_calls(connection: sa.Connection, session_id: str, known: Collection[st
         stored = _fetch_some(connection, [call_id for call_id in parents if call_id not in known], parents)
     else:
         stored = _fetch_where(connection, own)
-    known_parents = {row[0]: row[INTENT_PARENT] for row in stored.intents}
+    known_parents = {row[0]: row[codec.INTENT_PARENT] for row in stored.intents}
     known_parents |= {row[0]: row[1] for row in stored.ancestors}
     if not known_parents.keys() >= set(known_parents.values()) - {None}:
         origin_call = connection.scalar(sa.select(sessions.c.origin_call).where(sessions.c.id == session_id))
@@ -134,8 +121,8 @@ def fetch_chain(connection: sa.Connection, origin: Origin, *, requests: bool = T
 def decode_chain(stored: StoredChain, *, requests: bool = True) -> list[CallRow]:
     """The calls of an origin (`CallLog.chain`), the first one first."""
     parts = stored.calls.parts if requests else None
-    intents = [read_intent(row, parts) for row in stored.calls.intents]
-    completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
+    intents = [codec.read_intent(row, parts) for row in stored.calls.intents]
+    completions = {call_id: codec.read_completion(row) for call_id, row in stored.calls.completions.items()}
     rows = assemble(intents, completions, stored.calls)
     return chain_rows({row.intent.id: row for row in rows}, stored.origin, stored.samplers)
 
@@ -169,7 +156,7 @@ def _kept(row: CallRow, child: CallIntent) -> int | None:
 class StoredSessions:
     """Stored rows of sessions and of all their calls, without request parts."""
 
-    sessions: list[Row] = field(default_factory=list)
+    sessions: list[codec.Row] = field(default_factory=list)
     calls: StoredCalls = field(default_factory=StoredCalls)
     origins: dict[Origin, StoredChain] = field(default_factory=dict)
 
@@ -179,8 +166,8 @@ def fetch_sessions(connection: sa.Connection, session_ids: Iterable[str]) -> Sto
     for ids in _chunks(session_ids):
         stored.sessions += [tuple(row) for row in connection.execute(sa.select(sessions).where(sessions.c.id.in_(ids)))]
         stored.calls.take(_fetch_tokens(connection, call_intents.c.session_id.in_(ids)))
-    with_calls = {row[INTENT_SESSION] for row in stored.calls.intents}
-    for session in map(read_session, stored.sessions):
+    with_calls = {row[codec.INTENT_SESSION] for row in stored.calls.intents}
+    for session in map(codec.read_session, stored.sessions):
         if session.origin is not None and session.id in with_calls and session.origin not in stored.origins:
             stored.origins[session.origin] = fetch_chain(connection, session.origin, requests=False)
     return stored
@@ -190,10 +177,10 @@ def decode_rows(stored: StoredSessions) -> dict[str, tuple[Session, list[CallRow
     """The sessions by id, each with its calls in order, without requests. Those of a fork begin with its origin's."""
     of_session: defaultdict[str, list[CallIntent]] = defaultdict(list)
     for row in stored.calls.intents:
-        intent = read_intent(row, None)
+        intent = codec.read_intent(row, None)
         of_session[intent.session_id].append(intent)
-    completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
-    sessions_read = [read_session(row) for row in stored.sessions]
+    completions = {call_id: codec.read_completion(row) for call_id, row in stored.calls.completions.items()}
+    sessions_read = [codec.read_session(row) for row in stored.sessions]
     chains: dict[Origin | None, list[CallRow]] = {None: []}
     chains |= {origin: decode_chain(each, requests=False) for origin, each in stored.origins.items()}
     by_id: dict[str, tuple[Session, list[CallRow]]] = {}
@@ -210,7 +197,7 @@ def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Cal
 
 def _fetch_where(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> StoredCalls:
     stored = _fetch_tokens(connection, condition)
-    hashes = {digest for row in stored.intents for digest in split_hashes(row[INTENT_HASHES])}
+    hashes = {digest for row in stored.intents for digest in codec.split_hashes(row[codec.INTENT_HASHES])}
     stored.parts = fetch_parts(connection, hashes)
     return stored
 
@@ -227,7 +214,7 @@ def _fetch_tokens(connection: sa.Connection, condition: sa.ColumnElement[bool]) 
 
 def fetch_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
     """The large request parts by hash, as far as they exist."""
-    return {digest: unpack_bytes(data) for digest, data in fetch_packed_parts(connection, hashes).items()}
+    return {digest: codec.unpack_bytes(data) for digest, data in fetch_packed_parts(connection, hashes).items()}
 
 
 def fetch_packed_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -242,8 +229,8 @@ def fetch_packed_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> di
 
 def decode_calls(stored: StoredCalls) -> list[CallRow]:
     """The calls in order, with their prompts."""
-    completions = {call_id: read_completion(row) for call_id, row in stored.completions.items()}
-    return assemble([read_intent(row, stored.parts) for row in stored.intents], completions, stored)
+    completions = {call_id: codec.read_completion(row) for call_id, row in stored.completions.items()}
+    return assemble([codec.read_intent(row, stored.parts) for row in stored.intents], completions, stored)
 
 
 def assemble(
@@ -255,7 +242,7 @@ def assemble(
     """The calls of decoded facts in order, with their prompts. `chain`: the calls of a fork's origin."""
     by_id = {intent.id: intent for intent in intents}
     deltas = [
-        Delta(call_id, parent_id, shared, unpack_ids(new_ids), unpack_ids(output_ids or b""))
+        Delta(call_id, parent_id, shared, codec.unpack_ids(new_ids), codec.unpack_ids(output_ids or b""))
         for call_id, parent_id, shared, new_ids, output_ids in stored.ancestors
     ]
     deltas += [delta_of(row.intent, row.completion) for row in chain]
@@ -294,7 +281,7 @@ def fetch_requests(connection: sa.Connection, call_id: str) -> StoredRequests:
     for ids in _chunks(path):
         query = sa.select(columns.id, columns.items_shared, columns.part_hashes, columns.request)
         by_id.update({row[0]: tuple(row) for row in connection.execute(query.where(columns.id.in_(ids)))})
-    hashes = {digest for row in by_id.values() for digest in split_hashes(row[2])}
+    hashes = {digest for row in by_id.values() for digest in codec.split_hashes(row[2])}
     return StoredRequests([by_id[call_id] for call_id in reversed(path)], fetch_parts(connection, hashes))
 
 
@@ -303,7 +290,7 @@ def decode_request(stored: StoredRequests) -> RequestParts:
     items: tuple[bytes, ...] = ()
     request = RequestParts(b"")
     for call_id, items_shared, part_hashes, packed in stored.rows:
-        request = read_request(call_id, (items_shared, part_hashes, packed), stored.parts)
+        request = codec.read_request(call_id, (items_shared, part_hashes, packed), stored.parts)
         items = extend_items(call_id, items, request)
     return RequestParts(request.head, items, 0, request.fixed)
 
@@ -343,8 +330,8 @@ def fetch_session(connection: sa.Connection, session_id: str) -> StoredSessions:
 def decode_session(stored: StoredSessions) -> tuple[Session, list[CallRow], dict[str, str]]:
     """The session, its calls in order, and the requested model by call id."""
     ((session, rows),) = decode_rows(stored).values()
-    decoder = msgpack_decoder(StoredRequest)
-    models = {row[0]: model_of(decoder.decode(unpack_bytes(row[-1])).head) for row in stored.calls.intents}
+    decoder = msgpack_decoder(codec.StoredRequest)
+    models = {row[0]: model_of(decoder.decode(codec.unpack_bytes(row[-1])).head) for row in stored.calls.intents}
     return session, rows, models
 
 

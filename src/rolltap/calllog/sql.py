@@ -1,4 +1,4 @@
-"""The call log on SQLite or Postgres, with group commit.
+"""The call log on SQLite or Postgres, with group commit; opened by its URL.
 
 One task writes all waiting facts in one transaction: entries appended during a transaction are all written in the next
 one, in the order in which they were appended. An entry's future ends when its transaction is durable, or raises the
@@ -9,11 +9,13 @@ to survive the death of this process; any other group also survives loss of powe
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
@@ -37,11 +39,14 @@ from rolltap.calllog.sessions import (
     fetch_requests,
     fetch_sessions,
 )
+from rolltap.calllog.spool import Spool, SpoolWriter
 from rolltap.calllog.versions import bring_up_to_date
 from rolltap.calllog.writing import IN_STREAM_S, FactWriter, GroupWriter
-from rolltap.errors import NotFound, RecordCorrupt, RolltapError, StoreUnavailable
+from rolltap.errors import ConfigError, NotFound, RecordCorrupt, RolltapError, StoreUnavailable
+from rolltap.extras import install_line
 from rolltap.tenants import EVERY_TENANT, acting_for
 from rolltap.types import Call, LogCheck, Origin, Session
+from rolltap.wording import did_you_mean
 
 PAGE = 500
 SEEN_SESSIONS = 4096
@@ -427,3 +432,58 @@ class GroupCommit(Generic[E]):
                     entry.written.set_result(None)
                 else:
                     entry.written.set_exception(error)
+
+
+SPOOL_BYTES = 64_000_000
+STORES = ("sqlite", "postgresql")
+
+
+def open_call_log(
+    url: str,
+    *,
+    writable: bool = True,
+    spools: Sequence[Path] = (),
+    spool_bytes: int = SPOOL_BYTES,
+    ingest: str | None = None,
+    application: str = "rolltap",
+    connections: int = 20,
+    newer: bool = False,
+) -> SqlCallLog:
+    """The call log at `sqlite:///PATH` or `postgresql://...`, not yet started.
+
+    * `writable=False`: read-only, while another process writes.
+    * `spools`: the first is this process's spool file, which keeps facts while the store is unavailable and takes
+      `spool_bytes` of disk at once. The others belong to other processes of this machine that write to the same store:
+      readers wait until they are empty too.
+    * `ingest`: the URL of a Redis whose stream makes facts durable before they are written to Postgres.
+    * `application`, `connections`: the name of the connections on Postgres, and how many there are at most.
+    * `newer`: with `writable=False`, a schema of a newer rolltap is read, too: for a proxy that runs. An upgrade that
+      it can't live with is refused while it is connected.
+    """
+    scheme = url.partition(":")[0]
+    if scheme not in STORES:
+        known = f"{', '.join(STORES)}{did_you_mean(scheme, STORES)}"
+        raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {known}")
+    if ingest is not None and scheme != "postgresql":
+        raise ConfigError(f"store.ingest: a Redis stream works with a Postgres store, not with {scheme}")
+    database = Database(url, writable=writable, application=application, connections=connections)
+
+    def wrap(writer: GroupWriter) -> GroupWriter:
+        if ingest is not None:
+            writer = _ingest(ingest, writer, database)
+        if spools:
+            own, *others = spools
+            writer = SpoolWriter(writer, Spool(own, spool_bytes), others=others)
+        return writer
+
+    return SqlCallLog(database, wrap=wrap, newer=newer)
+
+
+def _ingest(url: str, writer: GroupWriter, database: Database) -> GroupWriter:
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"store.ingest: {url!r} is not a Redis URL; use redis://HOST:PORT/DB")
+    if importlib.util.find_spec("redis") is None:
+        raise ConfigError(f"store.ingest: Redis needs its client: {install_line('redis')}")
+    from rolltap.calllog.redis import IngestWriter
+
+    return IngestWriter(url, writer, store_id=database.identity)

@@ -15,7 +15,7 @@ import aiohttp
 from rich.table import Table
 from rich.text import Text
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.cli.common import connect
 from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen

@@ -23,8 +23,8 @@ from rich.text import Text
 
 from rolltap.calllog.archive import SESSION_MB
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneDecision
+from rolltap.calllog.sql import open_call_log
 from rolltap.cli.common import ConfigOption, JsonOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen, say
 from rolltap.datasets.importing import read_file, write

@@ -26,7 +26,7 @@ ELSEWHERE = {
     "status": (AGENTS, "tasks", "status"),
     "cancel": (AGENTS, "tasks", "cancel"),
     "rollout": (AGENTS, "tasks", "rollout"),
-    "replay": (AGENTS, "replay", "replay_rollout"),
+    "replay": (AGENTS, "run", "replay_rollout"),
     "node": (AGENTS, "up", "node"),
     "up": (START, "up", "up"),
     "harness": (AGENTS, "harness", "app"),
@@ -192,10 +192,9 @@ def engine(
         ScriptedEngine(load_script(script), model or FOLDER).run(host, port, key)
         return
     try:
-        from rolltap.engine.server import main
+        from rolltap.engine.server import ModelServerSettings, main
     except ImportError as error:
         raise ConfigError(f"the embedded engine needs torch: {install_line('train')}") from error
-    from rolltap.engine.settings import ModelServerSettings
     from rolltap.engine.tiny import FOLDER
 
     name = "tiny" if model is None else ""

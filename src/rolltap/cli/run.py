@@ -1,4 +1,5 @@
-"""`rolltap run`: one harness under a fresh session in this folder, whole task files, or groups of Harbor's trials."""
+"""`rolltap run`: one harness under a fresh session in this folder, whole task files, or groups of Harbor's trials.
+`rolltap replay`: a recorded rollout again, answered from the record."""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor import check_installed
 from rolltap.harnesses.logs.check import check_log
 from rolltap.harnesses.runner.attempts import Slots, Stage, run_groups
+from rolltap.harnesses.runner.replay import ReplayReport, replay
 from rolltap.harnesses.runner.specs import Defaults, launch_type, resolve_paths
 from rolltap.harnesses.runner.tasks import SourceOptions, is_source, parse_arguments, tasks_of
 from rolltap.harnesses.runtimes.here import runtime_here
@@ -321,3 +323,28 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
     count = sum(len(rollouts) for _, rollouts in groups)
     console.print(f"{counted(count, 'rollout')} in {time.monotonic() - started:.1f} s, {failed} not succeeded")
     return bool(failed)
+
+
+@one_line_errors
+def replay_rollout(
+    rollout: Annotated[str, typer.Argument(help="a rollout's id")],
+    runtime: Annotated[
+        str, typer.Option(help="for a task that names none: where the agent runs", autocompletion=complete_runtime)
+    ] = "auto",
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Runs a recorded rollout's harness again, for debugging: the record answers its calls, no engine is asked.
+
+    Ends with 0 if the harness sends what it sent then. Else it stops at the first difference and prints both sides.
+    """
+    defaults = Defaults(base=Path.cwd(), runtime=runtime)
+    report = asyncio.run(_replay(connect("admin", config, url), rollout, defaults))
+    say(str(report))
+    if not report.same:
+        raise typer.Exit(1)
+
+
+async def _replay(plane: PlaneClient, rollout: str, defaults: Defaults) -> ReplayReport:
+    async with AdminClient(plane.url, plane.key) as client:
+        return await replay(client, rollout, defaults)

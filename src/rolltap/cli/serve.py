@@ -1,26 +1,38 @@
-"""`rolltap serve`: reads the settings, starts the three planes, and prints where they are."""
+"""`rolltap serve`: reads the settings, starts the three planes, and prints where they are.
+
+With `--workers N`, a parent supervises processes that share the planes' ports. The kernel distributes new connections
+over them. Any worker serves any session: they share only the store, like proxies on several machines. Each has its own
+spool, `<data>/spool-K` for the K-th after the first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shlex
 import signal
+import socket
 import ssl
-from collections.abc import Mapping
-from contextlib import ExitStack
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket as Socket
+from types import FrameType
 from typing import Any
 
 from rich.table import Table
 
+from rolltap.calllog.spool import Spool
 from rolltap.cli.common import past_proxies, signals_put_back
 from rolltap.cli.screen import Screen, json_only
 from rolltap.cli.server_address import Listening
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, RolltapError, StoreUnavailable
 from rolltap.extras import page
-from rolltap.settings import PlaneName, Settings, hide_password, load_settings
+from rolltap.settings import PlaneName, Settings, hide_password, load_settings, with_keys
 
 log = logging.getLogger("rolltap.serve")
 
@@ -74,7 +86,6 @@ def serve_all(settings: Settings, workers_option: str, *, capture: bool) -> int:
     import uvloop
 
     from rolltap.cli.server_address import claimed
-    from rolltap.cli.workers import counts_of, serve_with_workers, worker_count
     from rolltap.proxy.metrics.workers import remove_counts
 
     workers = worker_count(workers_option, settings)
@@ -126,7 +137,6 @@ def _ports(settings: Settings) -> dict[PlaneName, int]:
 
 async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
     """Serves until interrupted, as one of `workers` on the same ports; the first one prints the addresses."""
-    from rolltap.cli.workers import counts_of, spool_of, spools_beside
     from rolltap.harnesses.runner.specs import check
     from rolltap.proxy.app import Rolltap
     from rolltap.proxy.server import Calls, Front, bind, serve
@@ -194,3 +204,186 @@ def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[
         if "openai_responses" in speaking:
             codex = "codex" if relayed else f"CODEX_API_KEY={key} codex exec"
     return [*lines, *past_proxies(url), f"{codex} -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]
+
+
+SOON_S = 10.0
+"""A worker that exits within this many seconds has a fault that a restart would not fix."""
+
+STORE_AWAY = 75
+"""Exit code of a worker that could not reach the store. If it replaced a dead worker, it is started again."""
+
+RETRY_S = 1.0
+PARENT_EVERY_S = 1.0
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+Serve = Callable[[Settings, int], None]
+"""Serves as the worker with this number until it is told to stop."""
+
+
+MOST_WORKERS = 64
+LAST_SPOOL = 1024
+
+
+def worker_count(option: str, settings: Settings) -> int:
+    """How many workers `--workers` asks for. `auto`: one a core, and at least those whose spool holds calls;
+    where the store takes one process, one. Raises `ConfigError` for another text, and for several on such a store."""
+    takes_several = settings.store_url.startswith("postgres")
+    if option == "auto":
+        if not takes_several:
+            log.info("one worker: SQLite takes one writing process")
+            return 1
+        last = max(_with_calls(settings.data, 1), default=0)
+        return max(min(usable_cores(), MOST_WORKERS), last + 1)
+    if not option.isdecimal() or not 1 <= int(option) <= MOST_WORKERS:
+        raise ConfigError(f"--workers {option}: give a number from 1 to {MOST_WORKERS}, or auto")
+    if int(option) > 1 and not takes_several:
+        raise ConfigError(
+            "--workers needs Postgres: SQLite takes one writing process; set store.url to postgresql://..."
+        )
+    return int(option)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use at once, by its affinity and by its control group's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # of another system, or `max`: no quota
+        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
+    """Runs `count` workers until a signal; returns the exit code. A worker that dies is replaced."""
+    settings = with_keys(settings)
+    for number in _with_calls(settings.data, count):
+        spool = spool_of(settings.data, number)
+        raise ConfigError(f"{spool} holds calls of worker {number}; start once with --workers {number + 1}")
+    listen = settings.listen
+    reserved = [
+        reserve(listen.host_of("agent"), listen.agent_port),
+        reserve(listen.host_of("trainer"), listen.trainer_port),
+        reserve(listen.host_of("admin"), listen.admin_port),
+    ]
+    agent, trainer, admin = (each.getsockname()[1] for each in reserved)
+    ports = listen.model_copy(update={"agent_port": agent, "trainer_port": trainer, "admin_port": admin})
+    return Watch(settings.model_copy(update={"listen": ports}), serve).over(count)
+
+
+def spool_of(data: Path, worker: int) -> Path:
+    return data / (f"spool-{worker}" if worker else "spool")
+
+
+def counts_of(data: Path) -> Path:
+    """The folder where workers write their metrics."""
+    return data / "counts"
+
+
+def spools_beside(data: Path, worker: int, workers: int) -> tuple[Path, ...]:
+    """The spools of the other workers."""
+    return tuple(spool_of(data, number) for number in range(workers) if number != worker)
+
+
+def _with_calls(data: Path, first: int) -> Iterator[int]:
+    """The workers from `first` whose spool holds calls."""
+    for number in range(first, LAST_SPOOL):
+        if (path := spool_of(data, number)).exists():
+            spool = Spool(path, 0)
+            spool.open()
+            try:
+                if spool.count:
+                    yield number
+            finally:
+                spool.close()
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Reserves a port for the workers: bound, but not listening, so no connection waits here."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        holder.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {error.strerror}; stop what listens there (another `rolltap serve`?), "
+            "or take another port: --agent-port and the like, or [listen] in rolltap.toml"
+        ) from error
+    return holder
+
+
+def _end_with(parent: int) -> None:
+    """Ends this worker when its parent has died: else it would block the next server's ports, unsupervised."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@dataclass
+class Watch:
+    """Starts the workers, replaces dead ones, and ends all of them on a signal."""
+
+    settings: Settings
+    serve: Serve
+    numbers: dict[int, int] = field(default_factory=dict)  # by process id
+    started: dict[int, float] = field(default_factory=dict)  # by process id, on the monotonic clock
+    started_anew: set[int] = field(default_factory=set)  # numbers of workers that replaced one that had served
+    stopping: bool = False
+    code: int = 0
+
+    def over(self, count: int) -> int:
+        with signals_put_back(signal.SIGTERM, signal.SIGINT):
+            return self._watch(count)
+
+    def _watch(self, count: int) -> int:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._stop)
+        for number in range(count):
+            self._start(number)
+        while self.numbers:
+            try:
+                process, status = os.wait()
+            except ChildProcessError:
+                break
+            number, lived = self.numbers.pop(process), time.monotonic() - self.started.pop(process)
+            if self.stopping:
+                continue
+            ended = os.waitstatus_to_exitcode(status)
+            log.error("worker %d ended with %d after %.0f s", number, ended, lived)
+            if ended == STORE_AWAY and number in self.started_anew:
+                time.sleep(RETRY_S)  # meanwhile, the other workers serve
+                if not self.stopping:
+                    self._start(number)
+            elif ended >= 0 and lived < SOON_S:
+                self.code = ended or 1
+                self._stop()
+            else:
+                self.started_anew.add(number)
+                self._start(number)
+        return self.code
+
+    def _start(self, number: int) -> None:
+        parent, process = os.getpid(), os.fork()
+        if process == 0:
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+            os._exit(self._run(number))
+        self.numbers[process], self.started[process] = number, time.monotonic()
+
+    def _run(self, number: int) -> int:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.default_int_handler)
+        try:
+            self.serve(self.settings, number)
+        except RolltapError as error:
+            log.error("worker %d: %s", number, error)
+            return STORE_AWAY if isinstance(error, StoreUnavailable) else 2
+        except KeyboardInterrupt:
+            return 0
+        return 0
+
+    def _stop(self, *_: int | FrameType | None) -> None:
+        self.stopping = True
+        for process in self.numbers:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rolltap.contract.request import Request, read_as
+from rolltap.contract.operations import Request, read_as
 from rolltap.errors import ConfigError, Unauthenticated
 from rolltap.http_client import HttpClient
 from rolltap.settings import PlaneName

@@ -64,7 +64,7 @@ def train(
         report=_given(sinks=tuple(sink) if sink else None),
     )
     try:
-        from rolltap.trainer_client.run.main import run
+        from rolltap.trainer_client.run.loop import run
         from rolltap.trainer_client.settings import load_trainer_settings
     except ImportError as error:
         raise ConfigError(f"the trainer needs {error.name}: {install_line('train')}") from error
@@ -114,7 +114,7 @@ def tinker(
     Where and how it computes is under `trainer.compute` in the settings file: see docs/settings.md.
     """
     try:
-        from rolltap.trainer_client.endpoint.main import run
+        from rolltap.trainer_client.endpoint.app import run
         from rolltap.trainer_client.settings import load_trainer_settings
     except ImportError as error:
         raise ConfigError(f"the service needs {error.name}: {install_line('tinker')}") from error

@@ -103,7 +103,7 @@ class TokenizerFolders:
 
 def metrics_files(named: Sequence[str], settings: Settings) -> dict[str, Path]:
     """The trainer's metrics file of each policy: from the command line, else from the settings."""
-    from rolltap.reading.steps import step_files
+    from rolltap.reading.runs import step_files
 
     files = {} if named else step_files(settings)
     for text in named:

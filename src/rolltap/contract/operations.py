@@ -1,4 +1,5 @@
-"""The operations of a plane, each declared once: a typed method with its docstring.
+"""The operations of a plane, each declared once: a typed method with its docstring. And what a client sends to a plane,
+and how it reads the reply (`rolltap.http_client` sends it).
 
 A plane is a class whose methods are marked with `get` or `post`. Of each of them are made the route with its roles and
 its text in OpenAPI (`rolltap.proxy.planes.router`), and the request of every client (`ask` of `rolltap.http_client`).
@@ -10,7 +11,8 @@ dataclass among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, wraps
 from inspect import Parameter, getdoc, signature
 from types import NoneType
@@ -19,6 +21,7 @@ from typing import (
     Any,
     ClassVar,
     Concatenate,
+    Generic,
     Literal,
     ParamSpec,
     Protocol,
@@ -27,17 +30,87 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
+
+import msgspec
 
 from rolltap.contract.base import MAX_BODY, RequestBody, values_of
 from rolltap.contract.keys import Role
-from rolltap.contract.request import Request
 from rolltap.decoding import from_json
+from rolltap.errors import RolltapError
 from rolltap.wire import CONTENT_TYPE, unpack
+
+T = TypeVar("T")
+
+TRY_HEADER = "x-rolltap-try"
+CALL_HEADER = "x-rolltap-call"
+"""Of a reply on the agent plane: the id of the call that it answers, with several choices of the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTry:
+    """One of a client's tries of a request that changes something. `number` counts from 0."""
+
+    request: str
+    number: int
+
+    @classmethod
+    def read(cls, header: str) -> RequestTry | None:
+        """The try of a header; None if there is no such header, or another client wrote it."""
+        request, _, number = header.partition("/")
+        return cls(request[:64], int(number[:9])) if request and number.isascii() and number.isdigit() else None
+
+    @property
+    def header(self) -> dict[str, str]:
+        return {TRY_HEADER: f"{self.request}/{self.number}"}
+
+
+current_try: ContextVar[RequestTry | None] = ContextVar("rolltap_current_try", default=None)
+"""The try that is carried out now."""
+
+
+def read_json(body: bytes) -> Any:
+    return msgspec.json.decode(body) if body else None
+
+
+def read_as(kind: type[T]) -> Callable[[bytes], T]:
+    """Reads a reply as `kind`, a dataclass of `rolltap.contract`. Fields that it does not have are ignored."""
+    return lambda body: from_json(body, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """One call. `body` is sent as JSON; `parse` reads the reply's body.
+
+    `wait` is how many seconds the server may take on purpose, beyond the client's time-out.
+    """
+
+    method: str
+    path: str
+    body: Any = None
+    query: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    parse: Callable[[bytes], T] = read_json
+    wait: float = 0.0
+    once: bool = False
+
+    @property
+    def target(self) -> str:
+        return f"{self.path}?{urlencode(self.query, doseq=True)}" if self.query else self.path
+
+    @property
+    def content(self) -> bytes | None:
+        return None if self.body is None else msgspec.json.encode(self.body)
+
+    def read(self, body: bytes) -> T:
+        """The parsed reply; `RolltapError` if no rolltap server writes such a reply."""
+        try:
+            return self.parse(body)
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+            raise RolltapError(f"{self.method} {self.path}: the reply is not a rolltap server's: {error}") from error
+
 
 P = ParamSpec("P")
 S = TypeVar("S")
-T = TypeVar("T")
 
 READERS: tuple[Role, ...] = ("admin", "viewer")
 

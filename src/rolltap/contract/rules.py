@@ -7,22 +7,63 @@ decided when a call ends, and recorded with it (`CallCompletion.masked`), so tha
 
 Calls are counted from 1, in the session or, with `role`, among the calls of that role. A repeated request is the same
 call again: it gets the same messages.
+
+Patterns are matched in time linear in the text, which a model wrote. `re` backtracks: `(a+)+$` on thirty letters holds
+a process for minutes. RE2 does not; its syntax is Python's without look-around and back-references, and its `\\w`,
+`\\d`, `\\s` and `\\b` mean ASCII.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
+import re2
 
 from rolltap.contract.base import RequestBody
 from rolltap.decoding import convert, from_json
 from rolltap.errors import InvalidRequest
-from rolltap.linear_regex import LinearPattern
 from rolltap.types import Session
 from rolltap.wording import counted
+
+MOST_CHARACTERS = 1000
+MOST_PATTERN_BYTES = 8 << 20
+"""Memory of a compiled pattern and its automata."""
+SEARCH_S = 2.0
+"""Each search takes time linear in the text, but a match may be found only by reading all that follows it."""
+
+
+class LinearPattern:
+    """A compiled pattern. Raises `InvalidRequest` for one that is none, is too long, or needs backtracking."""
+
+    def __init__(self, pattern: str) -> None:
+        if len(pattern) > MOST_CHARACTERS:
+            raise InvalidRequest(f"a pattern has at most {MOST_CHARACTERS:,} characters, not {len(pattern):,}")
+        options = re2.Options()
+        options.log_errors = False
+        options.max_mem = MOST_PATTERN_BYTES
+        try:
+            self._compiled = re2.compile(pattern.encode(), options)
+        except re2.error as error:
+            reason = error.args[0].decode(errors="replace") if error.args else "it can't be read"
+            raise InvalidRequest(f"{pattern[:80]!r} is no regular expression of RE2: {reason}") from None
+
+    def spans(self, data: bytes, seconds: float = SEARCH_S) -> tuple[list[tuple[int, int]], bool]:
+        """The matches in UTF-8 `data` that are not empty, in bytes, from left to right, and whether all of it was
+        searched within `seconds`. A byte that is no part of a character matches nothing."""
+        found: list[tuple[int, int]] = []
+        deadline = time.monotonic() + seconds
+        for match in self._compiled.finditer(data):
+            start, end = match.span()
+            if start < end:
+                found.append((start, end))
+            if time.monotonic() > deadline:
+                return found, False
+        return found, True
+
 
 RULES = "rolltap.rules"
 """The tag of a session with rules. Its value is the JSON of `SessionRules`."""

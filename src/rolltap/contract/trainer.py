@@ -336,7 +336,7 @@ class Bucket(RequestBody, frozen=True):
 
 
 class Transfer(OwnerRequest, frozen=True):
-    """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_group`), in the buckets' order.
+    """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_transfer`), in the buckets' order.
 
     `world_size` counts all ranks: the trainer, and the engine processes that `ranks` counts. `timeout_s` is how long
     any rank waits for the others. `digest` is as in a push.

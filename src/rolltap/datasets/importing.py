@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from rolltap.calllog.facts import CallCompletion, CallIntent, CallLog, RequestParts
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.contract.keys import key_hash
 from rolltap.contract.tags import check_tags
 from rolltap.errors import DatasetError, InvalidRequest, RequestError

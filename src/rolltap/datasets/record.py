@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rolltap.calllog.notes import notes_of, tags_after
-from rolltap.calllog.open import open_call_log
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.contract.admin import Note
 from rolltap.datasets.texts import call_texts
 from rolltap.errors import AlignmentError, RecordCorrupt

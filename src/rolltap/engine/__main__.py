@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rolltap.engine.server import main
-from rolltap.engine.settings import ModelServerSettings
+from rolltap.engine.server import ModelServerSettings, main
 from rolltap.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 vLLM's own backends need vLLM's communicator on the trainer's side; this one is torch's, as SGLang's is. rolltap,
 installed without its requirements beside vLLM (`pip install --no-deps rolltap`), registers it in each of vLLM's
 processes: `--weight-transfer-config '{"backend": "rolltap"}'`. This module imports only vLLM, torch and
-`rolltap.weight_group`. Source: vLLM 0.32, `vllm/distributed/weight_transfer/{base,nccl_engine}.py`.
+`rolltap.weight_transfer`. Source: vLLM 0.32, `vllm/distributed/weight_transfer/{base,nccl_engine}.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
     WeightTransferEngineFactory,
 )
 
-from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
+from rolltap.weight_transfer import Rendezvous, WeightGroup, dtype_of
 
 NAME = "rolltap"
 

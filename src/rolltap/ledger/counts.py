@@ -1,6 +1,6 @@
 """The counts of groups and rollouts by policy, of all that there ever were, and of queued tasks.
 
-`policy_counts` has a row for each change (`rolltap.ledger.count_triggers`). Those of one count are folded into one row
+`policy_counts` has a row for each change (`rolltap.ledger.schema`). Those of one count are folded into one row
 when there are many, so that a count is read in the same time however much is on record.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from rolltap.ledger.count_triggers import QUEUED
-from rolltap.ledger.schema import policy_counts
+from rolltap.ledger.schema import QUEUED, policy_counts
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.tenants import current_tenant
 

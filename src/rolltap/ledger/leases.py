@@ -31,7 +31,7 @@ import sqlalchemy as sa
 from rolltap.calllog.annotations import AnnotationSource, append_annotations
 from rolltap.calllog.schema import sessions
 from rolltap.contract.base import check_ttl
-from rolltap.contract.request import current_try
+from rolltap.contract.operations import current_try
 from rolltap.contract.trainer import (
     AnnotateLease,
     AnnotationLine,
@@ -44,7 +44,6 @@ from rolltap.contract.trainer import (
 )
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
 from rolltap.ids import new_id
-from rolltap.ledger.count_triggers import NOTHING_TO_TRAIN
 from rolltap.ledger.policies import (
     VersionHistory,
     admit,
@@ -61,6 +60,7 @@ from rolltap.ledger.policies import (
 )
 from rolltap.ledger.rebuilding import BrokenGroups, OpenedLease, Rebuilder
 from rolltap.ledger.schema import (
+    NOTHING_TO_TRAIN,
     OWNER,
     demands,
     groups,

@@ -3,8 +3,8 @@
 `Ledger` combines its parts. Each part can be read by itself:
 
 * `groups`, `rollouts`, `rewards`: the rollout side. Groups are opened, each rollout reaches one terminal state, rewards
-  are appended. A group's rule decides when it is complete (`rolltap.ledger.completion`).
-* `submissions`, `nodes`: queued tasks (`rolltap.ledger.task_queue`), and the machines that run them.
+  are appended. A group's rule decides when it is complete (`rolltap.ledger.groups`).
+* `submissions`, `nodes`: queued tasks, and the machines that run them.
 * `trainers`: leases on whole groups (`rolltap.ledger.leases`).
 * `policies`, `controls`: weight versions, owners and backpressure, and what trainers set for the rollouts to come.
 * `events`: the log of changes.

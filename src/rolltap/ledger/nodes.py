@@ -17,10 +17,10 @@ from rolltap.contract.admin import AssignedRollout, ClaimRollouts
 from rolltap.contract.base import check_ttl
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.ids import new_id
-from rolltap.ledger.completion import FREE, pending_again, settle
+from rolltap.ledger.groups import FREE, pending_again, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
-from rolltap.ledger.task_queue import TaskQueue, has_queued, open_queued, opens_any
+from rolltap.ledger.submissions import TaskQueue, has_queued, open_queued, opens_any
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
 

@@ -27,7 +27,7 @@ from rolltap.contract.admin import NewReward
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import LedgerError
 from rolltap.ids import new_id
-from rolltap.ledger.completion import settle
+from rolltap.ledger.groups import settle
 from rolltap.ledger.rollouts import check_own
 from rolltap.ledger.rows import locked_group, reward_of
 from rolltap.ledger.schema import groups, pruned_groups, rewards, rollouts

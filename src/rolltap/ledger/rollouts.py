@@ -21,7 +21,7 @@ from rolltap.calllog.codec import pack_bytes
 from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, RecordCorrupt, RecordTooLarge
-from rolltap.ledger.completion import FREE, pending_again, settle
+from rolltap.ledger.groups import FREE, pending_again, settle
 from rolltap.ledger.rebuilding import Rebuilder, TrainedVersions
 from rolltap.ledger.rows import load_group, locked_group, no_rollout, rule_of
 from rolltap.ledger.schema import attempts, evaluations, rollout_policies, rollouts, tampering

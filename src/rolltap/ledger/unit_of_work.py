@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.backend import RETRY_AFTER_S, database_clock
 from rolltap.calllog.database import Database
-from rolltap.contract.request import RequestTry, current_try
+from rolltap.contract.operations import RequestTry, current_try
 from rolltap.crash import crash_point
 from rolltap.errors import LedgerError, NotFound, RolltapError, StoreError, StoreUnavailable
 from rolltap.ledger.schema import events

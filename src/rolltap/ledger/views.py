@@ -36,7 +36,7 @@ from rolltap.ledger.schema import (
     tasks,
     trainers,
 )
-from rolltap.ledger.task_queue import trains
+from rolltap.ledger.submissions import trains
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Group, GroupStatus, Rollout, Scoring, Task

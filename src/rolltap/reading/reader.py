@@ -22,16 +22,16 @@ from cachetools import LRUCache
 from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import append_note, append_note_beside, notes_of
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import fetch_summarized, openings, sampled_versions
 from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.calllog.stats import writer_facts
 from rolltap.contract.admin import NewNote, Note
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import views as ledger
 from rolltap.ledger.views import ALL_GROUPS, GroupQuery, RunState, run_state
 from rolltap.protocols.base import RecordedCall
+from rolltap.reading import runs
 from rolltap.reading.decoded import (
     DecodedSession,
     common_prefix,
@@ -47,19 +47,6 @@ from rolltap.reading.decoded import (
 from rolltap.reading.index import SessionIndex
 from rolltap.reading.indexing import Indexer, summary_of
 from rolltap.reading.operations import MAX_TOKENS, ReadPlane
-from rolltap.reading.runs import (
-    ComparedRollout,
-    common_tokens,
-    compared,
-    default_ranges,
-    group_line,
-    harness_mismatch,
-    run_line,
-    run_point,
-    version_range,
-    within,
-)
-from rolltap.reading.steps import StepFiles, changed_at, read_steps
 from rolltap.reading.tokens import Vocabulary, both_sides, window
 from rolltap.reading.types import (
     NEWEST,
@@ -103,7 +90,7 @@ RulesOf = Callable[[Session], Rules]
 VocabularyOf = Callable[[str], Vocabulary | None]
 """Returns a policy's tokenizer; None if none is known."""
 
-NO_FILES: StepFiles = MappingProxyType({})
+NO_FILES: runs.StepFiles = MappingProxyType({})
 
 
 class RecordReader(ReadPlane):
@@ -116,7 +103,7 @@ class RecordReader(ReadPlane):
         *,
         rules: RulesOf = session_rules,
         vocabulary: VocabularyOf = lambda policy: None,
-        metrics: StepFiles = NO_FILES,
+        metrics: runs.StepFiles = NO_FILES,
     ) -> None:
         self.log = log
         self._indexer = indexer
@@ -354,7 +341,7 @@ class RecordReader(ReadPlane):
         if untrained:
             await self._indexer.refresh()
             sampled = await asyncio.to_thread(self._indexer.index.group_versions, untrained)
-        return tuple(group_line(row, sampled.get(row.group.id)) for row in rows)
+        return tuple(runs.group_line(row, sampled.get(row.group.id)) for row in rows)
 
     async def group(self, group_id: str) -> GroupDetail:
         """Returns the group with its rollouts, the best reward first. Raises `NotFound`."""
@@ -367,7 +354,7 @@ class RecordReader(ReadPlane):
             lambda: [reconstruct(calls, rules=self.rules(session)) for session, calls in stored.values()]
         )
         (line,) = await self._group_lines([row])
-        return GroupDetail(line, task, tuple(rollouts), common_tokens(trajectories))
+        return GroupDetail(line, task, tuple(rollouts), runs.common_tokens(trajectories))
 
     async def rollout(self, rollout_id: str) -> RolloutDetail:
         """Returns the rollout. Raises `NotFound` for an unknown one."""
@@ -403,7 +390,7 @@ class RecordReader(ReadPlane):
 
     async def runs(self) -> tuple[RunLine, ...]:
         """Returns one line for each policy that ever had a group."""
-        lines = [run_line(counts) for counts in await self._query(ledger.policy_counts)]
+        lines = [runs.run_line(counts) for counts in await self._query(ledger.policy_counts)]
         return tuple(line for line in lines if line is not None)
 
     async def run(self, policy: str, limit: int = 2000) -> tuple[RunPoint, ...]:
@@ -414,23 +401,23 @@ class RecordReader(ReadPlane):
         by_group = (await self._sums_of(policy)).by_group
         untrained = {row.id for row in rows if row.newest_version == NO_VERSION}
         efforts = await self.efforts(policy) if untrained else {}
-        return tuple(run_point(row, by_group.get(row.id), efforts.get(row.id)) for row in rows)
+        return tuple(runs.run_point(row, by_group.get(row.id), efforts.get(row.id)) for row in rows)
 
     async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
         """Returns the difference of trainer and engine by harness, from the last annotations of the policy's calls."""
         by_harness = (await self._sums_of(policy)).by_harness
-        return tuple(harness_mismatch(harness, sums) for harness, sums in by_harness.items())
+        return tuple(runs.harness_mismatch(harness, sums) for harness, sums in by_harness.items())
 
     async def steps(self, policy: str, limit: int = 20_000) -> tuple[TrainerStep, ...]:
         """Returns the last `limit` steps of the policy's trainer; none if the policy is unknown here."""
         if limit < 1:
             raise InvalidRequest("limit is 1 or more", param="limit")
-        steps = await asyncio.to_thread(read_steps, await self._step_file(policy))
+        steps = await asyncio.to_thread(runs.read_steps, await self._step_file(policy))
         return tuple(steps[-limit:])
 
     async def stepped_at(self, policy: str) -> float | None:
         """Returns when the file of the policy's trainer last changed; None without one."""
-        return await asyncio.to_thread(changed_at, await self._step_file(policy))
+        return await asyncio.to_thread(runs.changed_at, await self._step_file(policy))
 
     async def _step_file(self, policy: str) -> Path | None:
         """Files are of the whole deployment: a tenant is shown those of the policies that it sees."""
@@ -449,19 +436,19 @@ class RecordReader(ReadPlane):
 
         Raises `InvalidRequest` for a text that is no range.
         """
-        ranges = version_range(first, "first"), version_range(second, "second")
+        ranges = runs.version_range(first, "first"), runs.version_range(second, "second")
         sides = {versions: await self.rollouts_of(policy, versions) for versions in ranges}
-        return compared(policy, sides, *ranges)
+        return runs.compared(policy, sides, *ranges)
 
     async def comparable(self, policy: str) -> tuple[VersionRange, VersionRange] | None:
         """Returns two ranges of the policy's weight versions with rewarded rollouts of a common task, if any."""
         await self._indexer.refresh()
         tasks, versions = await asyncio.to_thread(self._indexer.index.task_versions, policy)
-        return default_ranges(tasks, versions)
+        return runs.default_ranges(tasks, versions)
 
     async def rollouts_of(
         self, policy: str, versions: VersionRange, task_id: str | None = None
-    ) -> tuple[ComparedRollout, ...]:
+    ) -> tuple[runs.ComparedRollout, ...]:
         """Returns the policy's rewarded rollouts (of one task, if given) with trained tokens of these versions only.
 
         For rollouts without trained tokens, such as evaluations, all sampled tokens count.
@@ -473,8 +460,8 @@ class RecordReader(ReadPlane):
         )
         untrained = [row.session_id for row in rows if row.first_version == NO_VERSION]
         sampled = await self._query(lambda connection: sampled_versions(connection, untrained))
-        rollouts = [ComparedRollout(*row, tokens=tokens.get(row.session_id)) for row in rows]
-        return tuple(one for each in rollouts if (one := within(each, versions, sampled)) is not None)
+        rollouts = [runs.ComparedRollout(*row, tokens=tokens.get(row.session_id)) for row in rows]
+        return tuple(one for each in rollouts if (one := runs.within(each, versions, sampled)) is not None)
 
     async def efforts(self, policy: str) -> dict[str, GroupEffort]:
         """Returns the effort of the policy's groups by group id, as far as the index has seen them."""
@@ -524,7 +511,7 @@ def reader_on(
     rules: RulesOf | None = None,
     vocabulary: VocabularyOf | None = None,
     indexes: Path | None = None,
-    metrics: StepFiles = NO_FILES,
+    metrics: runs.StepFiles = NO_FILES,
 ) -> RecordReader:
     """Returns a reader on a started log. `indexes` is the folder of a Postgres store's index."""
     indexer = Indexer(SessionIndex(index_path(log.database, indexes)), log.database)
@@ -563,7 +550,7 @@ async def opened_reader(
     *,
     rules: RulesOf | None = None,
     vocabulary: VocabularyOf | None = None,
-    metrics: StepFiles = NO_FILES,
+    metrics: runs.StepFiles = NO_FILES,
 ) -> AsyncIterator[RecordReader]:
     """Opens the record at `sqlite:///PATH` or `postgresql://...` for reading, for this task's tenant."""
     async with opened_readers(store, rules=rules, vocabulary=vocabulary, metrics=metrics) as readers:
@@ -578,7 +565,7 @@ async def opened_readers(
     vocabulary: VocabularyOf | None = None,
     connections: int = 20,
     indexes: Path | None = None,
-    metrics: StepFiles = NO_FILES,
+    metrics: runs.StepFiles = NO_FILES,
     newer: bool = False,
 ) -> AsyncIterator[Readers]:
     """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record. `newer`:

@@ -1,4 +1,5 @@
-"""Groups and runs for display, and the comparison of two ranges of a run's weight versions on the same tasks.
+"""Groups and runs for display, the comparison of two ranges of a run's weight versions on the same tasks, and a
+trainer's steps, from the file that it writes itself: a JSON object a line, as our `metrics.jsonl`.
 
 Intervals are of 95%, of a share or of the difference of two means, for few samples. Shares (all values 0 or 1) use
 Newcombe's hybrid of Wilson's score intervals (Statistics in Medicine 17, 1998, method 10), which stay valid at 0 of 4
@@ -7,10 +8,12 @@ and 4 of 4. Other values use Welch's t, paired differences Student's t.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
@@ -26,9 +29,11 @@ from rolltap.reading.types import (
     Interval,
     RunLine,
     RunPoint,
+    TrainerStep,
     VersionComparison,
     VersionRange,
 )
+from rolltap.settings import Settings
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Scoring, Trajectory, common_length
 
 
@@ -300,3 +305,57 @@ def wilson(share: float, count: int) -> Interval:
     reach = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
     low, high = (middle - reach) / (1 + Z**2 / count), (middle + reach) / (1 + Z**2 / count)
     return max(0.0, low), min(1.0, high)
+
+
+MAX_BYTES = 32 << 20
+"""Bytes at the end of a file that are read."""
+
+StepFiles = Mapping[str, Path]
+"""The file of each policy's trainer; that of "" is of every other policy."""
+
+
+def step_files(settings: Settings) -> dict[str, Path]:
+    """Returns the files that the settings name (`metrics` of a policy)."""
+    return {name: Path(policy.metrics).expanduser() for name, policy in settings.policies.items() if policy.metrics}
+
+
+def changed_at(path: Path | None) -> float | None:
+    """Returns when a file last changed; None if there is none."""
+    try:
+        return path.stat().st_mtime if path is not None else None
+    except OSError:
+        return None
+
+
+def read_steps(path: Path | None) -> list[TrainerStep]:
+    """Returns the steps of a file in their order, each with its last attempt. Empty if there is no such file.
+
+    Lines that can't be read are left out: the last may be cut off while the trainer writes it.
+    """
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_BYTES))
+            lines = file.read(MAX_BYTES).splitlines()
+    except OSError:
+        return []
+    by_step: dict[int, TrainerStep] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and (step := _number(row.pop("step", None))) is not None and step == int(step):
+            numbers = {name: number for name, value in row.items() if (number := _number(value)) is not None}
+            by_step[int(step)] = TrainerStep(int(step), numbers)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _number(value: object) -> float | None:
+    """Returns a finite number; None for anything else."""
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer that no float can hold
+        return None
+    return number if math.isfinite(number) else None

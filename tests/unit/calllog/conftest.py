@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.calllog.open import open_call_log
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

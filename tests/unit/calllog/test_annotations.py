@@ -18,10 +18,9 @@ from rolltap.calllog.archive import ArchiveWriter, export_sessions, import_sessi
 from rolltap.calllog.codec import pack_arrays
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import append_note
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import annotations, notes
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.contract.admin import NewNote
 from rolltap.contract.trainer import MAX_TOKENS, AnnotateLease, CallAnnotation, LeaseRequest, Rewind
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, RecordCorrupt, StoreError, TrainerFenced

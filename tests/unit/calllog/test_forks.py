@@ -9,10 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from rolltap.calllog.archive import export_sessions, import_sessions
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import call_intents, sessions
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.calllog.verify import verify
 from rolltap.errors import RecordCorrupt
 from rolltap.types import Origin, Session

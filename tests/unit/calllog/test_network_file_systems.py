@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.calllog import sqlite
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.calllog.sqlite import file_system_of
 
 MOUNTS = """\

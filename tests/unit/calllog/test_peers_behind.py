@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from rolltap.calllog import processes, schema, stats
 from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import GONE_S, PostgresRegistry
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.calllog.stats import WriterFacts, writer_facts
 from rolltap.calllog.writing import FactWriter
 from rolltap.cli.main import app

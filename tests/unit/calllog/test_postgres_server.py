@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from rolltap.calllog.backend import Durability, Insert
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import ServerCheck, ServerState, _opened
+from rolltap.calllog.sql import open_call_log
 from rolltap.errors import LeaseLost, NotFound, StoreUnavailable, UnknownPolicy
 from rolltap.ledger.policies import PolicyVersions
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork

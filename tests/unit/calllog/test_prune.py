@@ -17,10 +17,9 @@ from rolltap.calllog import prune as retention
 from rolltap.calllog.archive import ArchiveWriter, export_sessions, import_sessions
 from rolltap.calllog.archive_block import Block
 from rolltap.calllog.facts import RequestParts
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneResult, Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import parts, prunings
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
 from rolltap.contract.trainer import LeaseRequest, Replay

@@ -31,7 +31,6 @@ from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, part_hash, session_row
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts, same_fact
 from rolltap.calllog.notes import notes_of
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import (
     ReaderPosition,
     call_words,
@@ -50,7 +49,7 @@ from rolltap.calllog.schema import (
     prunings,
     sessions,
 )
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.contract.rules import MaskRule, MessageRule, SessionRules
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
 from rolltap.reading.index import SessionIndex

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from rolltap.calllog.codec import completion_row, intent_row
 from rolltap.calllog.facts import CallIntent, RequestParts
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
 from rolltap.types import Flaw, VersionSpan

@@ -18,9 +18,8 @@ import rolltap.ledger.schema  # noqa: F401  declares the ledger's tables on the 
 from rolltap.calllog import versions
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallLog
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import VERSION, metadata
-from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.errors import ConfigError
 from rolltap.tenants import DEFAULT_TENANT, EVERY_TENANT, acting_for, tenant_of, tenant_tags
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.cli.doctor import EXTRAS, check, check_engine
 from rolltap.cli.main import app
 from rolltap.engine.scripted import ScriptedEngine, say

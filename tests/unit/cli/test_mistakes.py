@@ -107,7 +107,7 @@ def test_tasks_that_are_not_there_are_not_taken_for_a_harness(tmp_path: Path, mo
 
 def test_training_without_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "rolltap.trainer_client.run.main", None)
+    monkeypatch.setitem(sys.modules, "rolltap.trainer_client.run.loop", None)
     output = said("train", "--policy", "p", "--model", "m", "--out", "run", "--key", "k")
     assert install_line("train") in output
 

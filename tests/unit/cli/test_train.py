@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
-from rolltap.trainer_client.run import main
+from rolltap.trainer_client.run import loop
 from rolltap.trainer_client.settings import TrainerSettings
 
 
@@ -16,7 +16,7 @@ def test_zero_is_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     Path("rolltap.toml").write_text("[trainer]\nseed = 7\nmax_staleness = 3\n")
     ran: list[TrainerSettings] = []
-    monkeypatch.setattr(main, "run", ran.append)
+    monkeypatch.setattr(loop, "run", ran.append)
     given = ["--policy", "p", "--model", "m", "--out", "run", "--key", "k", "--seed", "0", "--max-staleness", "0"]
     result = CliRunner().invoke(app, ["train", *given])
     assert result.exit_code == 0, result.output
@@ -34,7 +34,7 @@ def test_the_server_is_that_of_the_settings(
     Path("elsewhere").mkdir()
     Path("elsewhere/keys.toml").write_text('trainer = "kept"\n')
     ran: list[TrainerSettings] = []
-    monkeypatch.setattr(main, "run", ran.append)
+    monkeypatch.setattr(loop, "run", ran.append)
     result = CliRunner().invoke(app, ["train", "--policy", "p", "--model", "m", "--out", "run"])
     assert result.exit_code == 0, result.output
     assert [(settings.url, settings.key) for settings in ran] == [(url, "kept")]
@@ -42,7 +42,7 @@ def test_the_server_is_that_of_the_settings(
 
 def test_a_mistyped_url_is_said_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main, "FIRST_CONTACT_S", 0.3)
+    monkeypatch.setattr(loop, "FIRST_CONTACT_S", 0.3)
     Path("m").mkdir()
     Path("m/config.json").write_text("{}")
     given = ["--policy", "p", "--model", "m", "--out", "run", "--key", "k", "--url", "http://127.0.0.1:9"]

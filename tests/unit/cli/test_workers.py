@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from rolltap.calllog.spool import Spool
-from rolltap.cli import workers
+from rolltap.cli import serve as workers
 from rolltap.errors import ConfigError
 from rolltap.settings import Settings
 
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from rolltap.cli import workers
+from rolltap.cli import serve as workers
 from rolltap.errors import StoreUnavailable
 from rolltap.settings import Settings
 

@@ -15,10 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rolltap.engine.model import CausalModel
-from rolltap.engine.requests import ActiveRequest, SamplingRequest
-from rolltap.engine.sampling import SamplingOptions
-from rolltap.engine.scheduler import EngineLoop
-from rolltap.engine.slots import EngineSlots
+from rolltap.engine.sampling import ActiveRequest, SamplingOptions, SamplingRequest
+from rolltap.engine.scheduler import EngineLoop, EngineSlots
 from rolltap.errors import ConfigError
 
 from ..trainer_client.test_architectures import PACKED, SMALL, model_of

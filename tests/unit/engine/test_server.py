@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from rolltap.engine.__main__ import run
 from rolltap.engine.model import CausalModel
-from rolltap.engine.server import build
-from rolltap.engine.settings import ModelServerSettings
+from rolltap.engine.server import ModelServerSettings, build
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.model.weights import digest_of_folder
 

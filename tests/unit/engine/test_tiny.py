@@ -18,10 +18,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.engine.tiny.make import head
+from rolltap.engine.tiny.make import Episode, encode, head, run_episode, tool_call
 from rolltap.engine.tiny.tasks import HELD_OUT_NAMES, KINDS, MINI_SWE_AGENT, TRAIN_NAMES, make_tasks, snapshot
 from rolltap.engine.tiny.tokenizer import BASH_TOOL
-from rolltap.engine.tiny.warm_start import Episode, encode, run_episode, tool_call
 
 TOOLS: list[Any] = [BASH_TOOL]
 CALL = {"type": "function", "function": {"name": "bash", "arguments": {"command": "cp apple.txt pear.txt"}}}

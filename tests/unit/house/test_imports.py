@@ -16,7 +16,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "asyncpg": ("calllog/",),
     "redis": ("calllog/",),
     "fastapi": ("proxy/",),
-    "torch": ("trainer_client/", "engine/", "weight_group.py", "weight_digest.py"),  # what trainer and engine share
+    "torch": ("trainer_client/", "engine/", "weight_transfer.py"),  # what trainer and engine share
     "transformers": ("trainer_client/", "engine/", "cli/export.py"),
     "ray": ("harnesses/runner/ray_runner.py", "trainer_client/adapters/verl_trainer.py"),  # verl's workers are Ray's
     "pyarrow": ("reconstructor/exporters/", "reading/tables.py"),

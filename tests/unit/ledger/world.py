@@ -21,13 +21,13 @@ from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout, GroupRu
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.errors import NotFound, RecordCorrupt, RecordTooLarge, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.ledger.count_triggers import NOTHING_TO_TRAIN
 from rolltap.ledger.counts import counted
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.ledger.schema import (
+    NOTHING_TO_TRAIN,
     audit,
     groups,
     metadata,

@@ -18,7 +18,6 @@ from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.policy import Policy
-from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.sources.tokens import TokenSource
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions, ReadPolicies
@@ -28,12 +27,12 @@ from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.front.connections import PARTS
-from rolltap.proxy.planes.agent import AgentPlane
+from rolltap.proxy.planes.agent import AgentPlane, Queries
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.live_sessions import SessionCache, key_hash
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
 from rolltap.settings import KeySettings, LimitSettings, PolicySettings
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session, VersionSpan

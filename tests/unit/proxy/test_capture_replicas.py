@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rolltap.calllog.facts import CallLog
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Outcome, Session

@@ -14,7 +14,7 @@ from rolltap.datasets.texts import call_texts
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
 from rolltap.proxy.call.policies import Policies
-from rolltap.proxy.sessions.forking import check_origin
+from rolltap.proxy.sessions.service import check_origin
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import LimitSettings
 from rolltap.types import BreakReason, Flaw, Origin, Outcome, Session

@@ -15,7 +15,7 @@ from rolltap.errors import RateLimited, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.proxy.call.http_exchange import BrokenReply
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
-from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
+from rolltap.proxy.sessions.live_sessions import TRUST_S, SessionCache, key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import PolicySettings
 from rolltap.types import CallKind, Flaw, Outcome, Session, VersionSpan
@@ -192,7 +192,7 @@ async def test_a_closed_session_is_refused_and_nothing_changes(plane: Any, monke
     await plane.client.chat(USER)
     await plane.log.close_session(plane.session.id, time.time())
     later = time.monotonic() + TRUST_S
-    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.time.monotonic", lambda: later)
+    monkeypatch.setattr("rolltap.proxy.sessions.live_sessions.time.monotonic", lambda: later)
     answer = await plane.client.chat(USER)
     assert answer.status == 409
     assert len(await plane.rows()) == 1
@@ -200,7 +200,7 @@ async def test_a_closed_session_is_refused_and_nothing_changes(plane: Any, monke
 
 async def test_an_expired_key_is_refused(plane: Any) -> None:
     expired = replace(plane.session, id="old", key_hash="h", expires_at=time.time() - 1)
-    from rolltap.proxy.sessions.session_cache import key_hash
+    from rolltap.proxy.sessions.live_sessions import key_hash
 
     await plane.log.open_session(replace(expired, key_hash=key_hash("old-key")))
     assert (await plane.client.chat(USER, key="old-key")).status == 409
@@ -408,7 +408,7 @@ async def test_a_captured_session_that_has_ended_is_not_continued(plane: Any, mo
     said = (await plane.client.chat(ask, key="project-key")).json()["choices"][0]["message"]["content"]
     history = [ask, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
     later = time.time() + 7200
-    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.time.time", lambda: later)
+    monkeypatch.setattr("rolltap.proxy.sessions.live_sessions.time.time", lambda: later)
     assert (await plane.client.chat(*history, key="project-key")).status == 200
     ended, opened = [session for session in await plane.log.sessions() if session.id != plane.session.id][::-1]
     assert ended.expires_at < later < opened.expires_at

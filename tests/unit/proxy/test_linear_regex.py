@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from rolltap.contract.rules import LinearPattern
 from rolltap.errors import InvalidRequest
-from rolltap.linear_regex import LinearPattern
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.ids import new_id
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES
-from rolltap.proxy.sessions.live_session import LiveSession
-from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
+from rolltap.proxy.sessions.live_sessions import TRUST_S, LiveSession, SessionCache, key_hash
 from rolltap.types import Session
 
 from ...memory_log import MemoryCallLog
@@ -151,7 +150,7 @@ async def test_a_proxy_alone_on_its_store_looks_a_session_up_once(monkeypatch: p
         live = SessionCache(log, single_process=single_process)
         for later in (0.0, TRUST_S + 0.1, 2 * (TRUST_S + 0.1)):
             monkeypatch.setattr(
-                "rolltap.proxy.sessions.session_cache.time.monotonic", lambda later=later: 1000.0 + later
+                "rolltap.proxy.sessions.live_sessions.time.monotonic", lambda later=later: 1000.0 + later
             )
             assert (await live.enter("key", None)).session == session
         assert log.looked_up == look_ups
@@ -173,7 +172,7 @@ async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(mon
     live = SessionCache(log, single_process=True)
     await live.enter("key", None)
     await log.close_through(live, session)
-    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
+    monkeypatch.setattr("rolltap.proxy.sessions.live_sessions.ANSWERS_WITHIN_S", 0.02)
     log.gate.clear()
     for _ in range(2):
         with pytest.raises(SessionClosed):
@@ -252,7 +251,7 @@ async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pyte
     session = await opened(log, "key")
     live = SessionCache(log)
     entered = await live.enter("key", None)
-    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
+    monkeypatch.setattr("rolltap.proxy.sessions.live_sessions.ANSWERS_WITHIN_S", 0.02)
     log.gate.clear()
     entered.trusted_until = 0.0
     async with asyncio.timeout(20):
@@ -272,7 +271,7 @@ async def test_a_session_expires_by_the_stores_clock(monkeypatch: pytest.MonkeyP
     session = await opened(log, "key")
     by_store = session.created_at
     live = SessionCache(log, clock=lambda: by_store)
-    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.time.time", lambda: session.expires_at + 3600)
+    monkeypatch.setattr("rolltap.proxy.sessions.live_sessions.time.time", lambda: session.expires_at + 3600)
     assert (await live.enter("key", None)).session == session
     by_store = session.expires_at
     with pytest.raises(SessionClosed, match="has expired"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rolltap.engine.http import keyed
+from rolltap.engine.vllm_http import keyed
 from rolltap.errors import MAX_MESSAGE, ConfigError, InvalidRequest
 from rolltap.proxy.app import Rolltap
 from rolltap.settings import Settings

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.reading_process.child import ERROR_STATUS, QuestionApp

@@ -9,7 +9,7 @@ import pytest
 
 from rolltap.contract.tags import ReplayedSession
 from rolltap.ids import new_id
-from rolltap.proxy.sessions.session_cache import key_hash
+from rolltap.proxy.sessions.live_sessions import key_hash
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Origin, Session
 

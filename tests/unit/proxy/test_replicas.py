@@ -13,7 +13,7 @@ import pytest
 from rolltap.contract.trainer import PolicyState
 from rolltap.errors import StoreUnavailable
 from rolltap.protocols.handles import Handles
-from rolltap.proxy.sessions.session_cache import CLOCKS_OFF_S
+from rolltap.proxy.sessions.live_sessions import CLOCKS_OFF_S
 from rolltap.settings import LimitSettings
 from rolltap.types import BreakReason, Flaw
 from tests.unit.proxy.conftest import SECRET, Plane, ToldEngine, serve

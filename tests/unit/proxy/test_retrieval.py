@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.ids import new_id
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.handles import Handles
@@ -18,9 +18,8 @@ from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.live_sessions import LiveSession, SessionCache, key_hash
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
 from rolltap.types import Session
 from tests.dialects import DIALECTS
 

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.contract.rules import MaskRule, MessageRule, SessionRules, parse_rules
+from rolltap.contract.rules import LinearPattern, MaskRule, MessageRule, SessionRules, parse_rules
 from rolltap.errors import InvalidRequest
 from rolltap.ids import new_id
-from rolltap.linear_regex import LinearPattern
-from rolltap.proxy.sessions.session_cache import key_hash
+from rolltap.proxy.sessions.live_sessions import key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.engine.scripted import ScriptedEngine, ScriptedReply
 from rolltap.engine.scripted.script import Rule, Script
 from rolltap.engine.tiny import FOLDER

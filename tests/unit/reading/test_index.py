@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.calllog.open import open_call_log
+from rolltap.calllog.sql import open_call_log
 from rolltap.errors import StoreUnavailable
 from rolltap.reading.index import SessionIndex
 from rolltap.reading.types import SessionQuery

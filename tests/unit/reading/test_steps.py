@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.reading.steps import read_steps
+from rolltap.reading.runs import read_steps
 from rolltap.reading.types import TrainerStep
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())

@@ -16,8 +16,8 @@ from rolltap.calllog import sessions as stored_sessions
 from rolltap.calllog.codec import MOST_COUNTED, checksum
 from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.notes import append_note
-from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
+from rolltap.calllog.sql import open_call_log
 from rolltap.contract.admin import HarnessLog, LogEntry, NewNote
 from rolltap.errors import RecordTooLarge
 from rolltap.proxy.reading_process.questions import SessionEnds

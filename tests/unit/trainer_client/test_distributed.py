@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from rolltap.trainer_client.data.collate import collate, empty_batch
 from rolltap.trainer_client.data.packing import Packer
-from rolltap.trainer_client.run.main import run
+from rolltap.trainer_client.run.loop import run
 from rolltap.trainer_client.run.worker import deal
 from rolltap.trainer_client.settings import load_trainer_settings
 

@@ -20,8 +20,7 @@ from rolltap.errors import CheckpointMismatch, TrainerError, UnknownPolicy
 from rolltap.trainer_client.data.scoring import informative, trainable
 from rolltap.trainer_client.data.step import view
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.lease.holder import LeaseHolder
-from rolltap.trainer_client.lease.waiting import PrintLine
+from rolltap.trainer_client.lease.holder import LeaseHolder, PrintLine
 from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.model.weights import digest_of_folder
 from rolltap.trainer_client.run import loop

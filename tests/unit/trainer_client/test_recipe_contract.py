@@ -20,8 +20,7 @@ from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds, Token
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client.data.collate import Batch, collate
 from rolltap.trainer_client.data.packing import PackedRow, Packer
-from rolltap.trainer_client.data.readings import PolicyReading, RowView, ScoredPass
-from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.data.step import PolicyReading, RowView, ScoredPass, Step, view
 from rolltap.trainer_client.model.learner import Learner
 from rolltap.trainer_client.model.network import PolicyNetwork, Predictions, load_model
 from rolltap.trainer_client.model.ranks import Ranks

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading
-from rolltap.trainer_client.data.step import Credit, Step, view
+from rolltap.trainer_client.data.step import POLICY, Credit, PolicyReading, Step, view
 from rolltap.trainer_client.model.learner import Learner
 from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.recipes.papers.archer import ArCHer

@@ -17,9 +17,8 @@ import torch
 
 from rolltap.contract.trainer import RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading
 from rolltap.trainer_client.data.scoring import trainable, trained_tokens
-from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.data.step import POLICY, PolicyReading, RowView, Step, view
 from rolltap.trainer_client.model.loss import PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
 from rolltap.trainer_client.recipes import estimators, make_recipe
@@ -292,3 +291,11 @@ def test_one_turn_or_rollout_with_what_a_recipe_needs_is_enough() -> None:
         one = type("One", (Recipe,), {"needs": (need,)})
         with pytest.raises(ConfigError, match="recipe One: "):
             one().check(plain)
+
+
+def test_a_view_has_a_place_of_its_row_for_each_trained_token() -> None:
+    one = segment([1, 2, 3, 4], [2, 3])
+    assert RowView(one, 7, np.array([5, 6], np.int32)).row == 7
+    for places in ([5], [4, 5, 6]):
+        with pytest.raises(AlignmentError, match=f"a view of row 7 has 2 trained tokens for {len(places)} places"):
+            RowView(one, 7, np.array(places, np.int32))

@@ -14,8 +14,7 @@ import torch
 
 from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading
-from rolltap.trainer_client.data.step import Credit, Step, view
+from rolltap.trainer_client.data.step import POLICY, Credit, PolicyReading, Step, view
 from rolltap.trainer_client.model.learner import Learner
 from rolltap.trainer_client.model.loss import PolicyLoss
 from rolltap.trainer_client.model.network import Predictions

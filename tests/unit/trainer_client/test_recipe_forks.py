@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from rolltap.contract.trainer import RolloutRecord
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading
-from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.data.step import POLICY, PolicyReading, Step, view
 from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import NO_VERSION, CallSpan, RolloutParent, Segment
 

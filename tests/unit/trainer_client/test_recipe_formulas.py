@@ -23,8 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rolltap.contract.trainer import LeasedGroup, Replay
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading
-from rolltap.trainer_client.data.step import Credit, Step, view
+from rolltap.trainer_client.data.step import POLICY, Credit, PolicyReading, Step, view
 from rolltap.trainer_client.model.loss import Correction, PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
 from rolltap.trainer_client.recipes import RECIPES, estimators, make_recipe, recipe_class

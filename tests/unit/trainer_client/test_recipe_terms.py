@@ -24,10 +24,9 @@ from tokenizers.processors import TemplateProcessing
 
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import POLICY, Pass, PolicyReading, ReadNetwork
 from rolltap.trainer_client.data.recorded import ExpertShape
 from rolltap.trainer_client.data.scoring import trainable
-from rolltap.trainer_client.data.step import Step, StepRollout, view
+from rolltap.trainer_client.data.step import POLICY, Pass, PolicyReading, ReadNetwork, Step, StepRollout, view
 from rolltap.trainer_client.model.loss import MOST_LOG_RATIO, Correction, PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
 from rolltap.trainer_client.recipes import RECIPES, make_recipe

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from rolltap.contract.request import Request
+from rolltap.contract.operations import Request
 from rolltap.errors import RolltapError
 from rolltap.http_client import AsyncHttpClient, HttpClient
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from rolltap.errors import TrainerError
 from rolltap.trainer_client.lease.folder import locked, run_id
 from rolltap.trainer_client.model.weights import digest_of_folder
-from rolltap.weight_digest import digest_of_tensors
+from rolltap.weight_transfer import digest_of_tensors
 
 
 def test_a_folder_keeps_its_id_and_another_has_another(tmp_path: Path) -> None:

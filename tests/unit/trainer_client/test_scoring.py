@@ -10,7 +10,7 @@ import pytest
 
 from rolltap.contract.trainer import LeasedGroup, all_equal
 from rolltap.errors import AlignmentError
-from rolltap.ledger.completion import zero_variance
+from rolltap.ledger.groups import zero_variance
 from rolltap.trainer_client.data.packing import PackedRow
 from rolltap.trainer_client.data.scoring import Normalise, Overlong, has_loss, informative, token_weights, trainable
 from rolltap.trainer_client.recipes import estimators

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolltap.trainer_client.data.readings import PolicyReading
-from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.data.step import PolicyReading, Step, view
 from rolltap.trainer_client.recipes import make_recipe
 from rolltap.trainer_client.recipes.papers.infopo import InfoPO
 from rolltap.trainer_client.run import planning

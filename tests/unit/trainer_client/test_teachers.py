@@ -12,8 +12,7 @@ import pytest
 
 from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds, TokenScores
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import ScoredPass
-from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.data.step import ScoredPass, Step, view
 from rolltap.trainer_client.recipes import make_recipe
 from rolltap.trainer_client.run.teachers import SEQUENCES_AT_ONCE, scored_reading
 from rolltap.types import Segment

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.endpoint.app import keyed
-from rolltap.trainer_client.endpoint.main import kept_key
+from rolltap.trainer_client.endpoint.app import kept_key, keyed
 from rolltap.trainer_client.endpoint.saved import METADATA_FILE, Library, SavedWeights
 from rolltap.trainer_client.endpoint.sessions import SILENT_S
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from rolltap.trainer_client.lease import waiting
+from rolltap.trainer_client.lease import holder
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.lease.waiting import WaitNotice
+from rolltap.trainer_client.lease.holder import WaitNotice
 from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.run import loop
 from rolltap.trainer_client.run.loop import Trainer
@@ -32,7 +32,7 @@ def plane() -> Plane:
 def test_the_trainer_says_what_it_waits_for_until_groups_come(
     plane: Plane, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "FIRST_S", 0.0)
+    monkeypatch.setattr(holder, "FIRST_S", 0.0)
     monkeypatch.setattr(loop, "LEASE_WAIT_S", 0.05)
     values = {"url": url, "key": KEY, "policy": "policy", "model": model_folder(tmp_path / "model")}
     settings = load_trainer_settings(
@@ -82,7 +82,7 @@ def test_the_trainer_waits_for_an_engine_that_its_control_needs(plane: Plane, ur
 
 def test_a_line_comes_after_some_seconds_and_then_now_and_then(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now)
+    monkeypatch.setattr(holder.time, "monotonic", lambda: now)
     lines: list[str] = []
     notice = WaitNotice(TrainerClient(url, KEY, "trainer"), "policy", lines.append)
     counts = []

@@ -13,7 +13,7 @@ from rolltap.cli.main import app
 from rolltap.cli.view import metrics_files
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
-from rolltap.reading.steps import step_files
+from rolltap.reading.runs import step_files
 from rolltap.settings import Settings, store_url
 from rolltap.types import Task
 

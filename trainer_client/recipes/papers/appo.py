@@ -18,8 +18,7 @@ from math import log
 
 import numpy as np
 
-from rolltap.trainer_client.data.readings import POLICY
-from rolltap.trainer_client.data.step import Credit, Step, StepRollout
+from rolltap.trainer_client.data.step import POLICY, Credit, Step, StepRollout
 from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.recipes.estimators import discounted, keyed, normalise
 from rolltap.trainer_client.recipes.papers.arpo import over_forks

@@ -22,8 +22,7 @@ from math import inf
 import numpy as np
 
 from rolltap.contract.trainer import Replay
-from rolltap.trainer_client.data.readings import POLICY, Pass, ReadNetwork, ValueHead
-from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.data.step import POLICY, Credit, Pass, ReadNetwork, Step, ValueHead
 from rolltap.trainer_client.recipes.base import ReplayedGroups
 from rolltap.trainer_client.recipes.critic import CriticRecipe, with_turn_targets
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rolltap.contract.trainer import Replay
-from rolltap.trainer_client.data.readings import POLICY
-from rolltap.trainer_client.data.step import Credit, Step, StepRollout
+from rolltap.trainer_client.data.step import POLICY, Credit, Step, StepRollout
 from rolltap.trainer_client.recipes.base import Recipe, ReplayedGroups
 
 

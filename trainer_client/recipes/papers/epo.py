@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rolltap.trainer_client.data.readings import POLICY
-from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.data.step import POLICY, Credit, Step
 from rolltap.trainer_client.recipes.base import Recipe
 
 if TYPE_CHECKING:

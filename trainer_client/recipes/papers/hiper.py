@@ -26,8 +26,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rolltap.trainer_client.data.readings import POLICY, ValueHead
-from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.data.step import POLICY, Credit, Step, ValueHead
 from rolltap.trainer_client.recipes.critic import CriticRecipe, with_turn_targets
 from rolltap.trainer_client.recipes.estimators import Numbers, discounted, gae, whiten
 

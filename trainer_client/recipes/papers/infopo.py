@@ -20,8 +20,7 @@ import numpy as np
 
 from rolltap.errors import ConfigError
 from rolltap.token_masks import per_token
-from rolltap.trainer_client.data.readings import POLICY, Pass, RowView
-from rolltap.trainer_client.data.step import Credit, Step, StepTurn
+from rolltap.trainer_client.data.step import POLICY, Credit, Pass, RowView, Step, StepTurn
 from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.recipes.estimators import normalise, spread
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment

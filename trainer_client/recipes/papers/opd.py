@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import ScoredPass
-from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.data.step import Credit, ScoredPass, Step
 from rolltap.trainer_client.recipes.base import Recipe
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rolltap.trainer_client.data.readings import POLICY, ValueHead
-from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.data.step import POLICY, Credit, Step, ValueHead
 from rolltap.trainer_client.recipes.critic import CriticRecipe, with_targets
 from rolltap.trainer_client.recipes.estimators import gae, whiten_rows
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolltap.trainer_client.data.readings import POLICY, Pass
-from rolltap.trainer_client.data.step import Step
+from rolltap.trainer_client.data.step import POLICY, Pass, Step
 from rolltap.trainer_client.model.loss import MOST_LOG_RATIO
 from rolltap.trainer_client.recipes.hinted_teacher import HintedTeacher
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from rolltap.contract.control import RolloutControl
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import POLICY, Pass, ReadNetwork
-from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.data.step import POLICY, Credit, Pass, ReadNetwork, Step
 from rolltap.trainer_client.recipes.base import Recipe
 
 

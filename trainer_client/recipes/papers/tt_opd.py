@@ -14,8 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rolltap.trainer_client.data.readings import Pass, ReadNetwork
-from rolltap.trainer_client.data.step import Step
+from rolltap.trainer_client.data.step import Pass, ReadNetwork, Step
 from rolltap.trainer_client.recipes.hinted_teacher import HintedTeacher
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rolltap.engine.scripted.sampling import Ask, Piece, Plan, mask_of
 from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, prompt_scores, scaled, session_of
-from rolltap.engine.vllm_replies import (
+from rolltap.engine.vllm_http import (
     ScoredToken,
     completion,
     completion_choice,

@@ -1,4 +1,5 @@
-"""The sessions in use, with their forests; authenticates session keys.
+"""The sessions in use: their forests, their requests in flight, and what is counted of them in this process.
+Authenticates session keys.
 
 The key is the identity: a session is looked up in the store by the SHA-256 of its key. The result is trusted for
 `TRUST_S` seconds, so a session closed by another replica is refused after at most that time. A single
@@ -11,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
@@ -22,13 +25,108 @@ from rolltap.calllog.facts import CallLog, CallRow, RequestParts
 from rolltap.contract.keys import key_hash
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import replay_of
-from rolltap.errors import RecordCorrupt, SessionClosed, StoreUnavailable, Unauthenticated
+from rolltap.errors import RateLimited, RecordCorrupt, SessionClosed, StoreUnavailable, Unauthenticated
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.sessions.live_session import LiveSession
-from rolltap.proxy.sessions.recording import Recording
+from rolltap.proxy.sessions.key_accounts import KeyAccount
 from rolltap.tenants import act_for, tenant_of
 from rolltap.types import Origin, Session
+from rolltap.wording import counted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """The calls of a recorded session whose replies its harness got, in order, for one that runs again
+    (`rolltap.proxy.call.replay`). `goes_on`: the engine answers after the last one.
+
+    Requests are compared as continuation compares them: messages, tools, system text, effort; ids, key order and
+    declared volatile text do not count. A repeated request gets the replies in their order.
+    """
+
+    calls: Sequence[tuple[CallNode, CallRow]]
+    goes_on: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[CallRow], forest: Forest, calls: int | None) -> Recording:
+        """The recording of a session's `rows`, up to the first `calls` (None: all). `forest`: one with the calls of its
+        origin only, if it is a fork."""
+        forest.load(rows)
+        pairs = [
+            (node, row)
+            for row in rows
+            if (node := forest.nodes.get(row.intent.id)) is not None and node.continuable and row.delivered is not False
+        ]
+        return cls(pairs[:calls], goes_on=calls is not None)
+
+    def find(self, request_hash: bytes, choices: int, forest: Forest) -> Sequence[CallRow]:
+        """The recorded calls that answer a request of the session with `forest`, one for each of its choices. Empty if
+        all were replayed, or if the request is not on record."""
+        rows = [row for node, row in self.calls if node.request_hash() == request_hash]
+        asked = sum(node.request_hash() == request_hash for node in forest.own)
+        return [rows[min(asked + index, len(rows) - 1)] for index in range(choices)] if rows else []
+
+    def next(self, forest: Forest) -> CallRow | None:
+        """The first recorded call whose request the session with `forest` has not made; None if it made all."""
+        asked = Counter(node.request_hash() for node in forest.own)
+        for node, row in self.calls:
+            if asked[node.request_hash()] == 0:
+                return row
+            asked[node.request_hash()] -= 1
+        return None
+
+
+UNDELIVERED_KEPT = 8
+
+
+class KeptRequest(Protocol):
+    """A request in flight (`rolltap.proxy.call.in_flight`), as far as its session knows it."""
+
+    body_hash: str
+    over: bool
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class LiveSession:
+    """A session with its forest. The `planning` lock is held from the search in the forest until the call is added."""
+
+    session: Session
+    forest: Forest
+    planning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    in_flight: int = 0
+    refused_turns: int = 0
+    received_bytes: int = 0
+    bucket_full_at: float = 0.0  # monotonic time when the token bucket for the rate is full again
+    requests: dict[str, KeptRequest] = field(default_factory=dict)  # by the hash of the body
+    trusted_until: float = 0.0  # on the monotonic clock
+    account: KeyAccount | None = None  # of its minted project key
+    weighed: int = 0  # its part of the cache's size, in bytes
+    recording: Recording | None = None  # the recorded session that answers this one's calls
+    hashed_key: int = 0  # `hash` of its API key, by which dialects cache requests; 0 before the first call with it
+
+    @contextmanager
+    def slot(self, limit: int) -> Iterator[None]:
+        """Counts a call in flight. Raises `RateLimited` if the session has `limit` of them."""
+        if self.in_flight >= limit:
+            raise RateLimited(f"this key has {counted(limit, 'call')} in flight", retry_after=1)
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def keep(self, request: KeptRequest) -> None:
+        """Keeps a request for a retry. Of finished requests only the last few are kept."""
+        self.requests[request.body_hash] = request
+        over = [body_hash for body_hash, other in self.requests.items() if other.over]
+        for body_hash in over[:-UNDELIVERED_KEPT]:
+            del self.requests[body_hash]
+
+    def drop(self, request: KeptRequest) -> None:
+        """Removes a request: it can no longer be joined by a retry."""
+        if self.requests.get(request.body_hash) is request:
+            del self.requests[request.body_hash]
+
 
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
