@@ -371,8 +371,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
         raise ConfigError(f"settings: {error}: a section's variable holds JSON") from error
     except ValidationError as error:
         first = error.errors()[0]
-        path = [str(part) for part in first["loc"]]
-        variable = "ROLLTAP_" + NESTED.join(path).upper()
+        variable = f"ROLLTAP_{NESTED.join(map(str, first['loc']))}".upper()
         source = f" (from {variable})" if variable in map(str.upper, os.environ) else ""  # it overrides the file
         raise ConfigError(f"settings: {setting_problem(first)}{source}") from error
     for name, policy in settings.policies.items():
