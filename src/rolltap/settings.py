@@ -370,7 +370,10 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     except SettingsError as error:
         raise ConfigError(f"settings: {error}: a section's variable holds JSON") from error
     except ValidationError as error:
-        raise ConfigError(f"settings: {setting_problem(error.errors()[0])}") from error
+        first = error.errors()[0]
+        variable = f"ROLLTAP_{NESTED.join(map(str, first['loc']))}".upper()
+        source = f" (from {variable})" if variable in map(str.upper, os.environ) else ""  # it overrides the file
+        raise ConfigError(f"settings: {setting_problem(first)}{source}") from error
     for name, policy in settings.policies.items():
         if policy.engine not in settings.engines:
             known = ", ".join(settings.engines) or "none"

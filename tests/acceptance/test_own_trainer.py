@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.push import push_folder
 
 from .playing import POLICIES, POLICY, Player
 
@@ -49,6 +52,11 @@ def start(script: Path, stack: Stack, out: Path, steps: int) -> subprocess.Popen
     )
 
 
+def policy_of(stack: Stack) -> Any:
+    headers = {"Authorization": f"Bearer {stack.keys['trainer']}"}
+    return httpx.get(f"{stack.trainer_url}/policies/{POLICY}", headers=headers).json()
+
+
 @pytest.mark.timeout(240)
 def test_it_trains_is_killed_and_goes_on(tmp_path: Path) -> None:
     """24 CPU seconds: trainers and servers are processes that start several times."""
@@ -66,7 +74,26 @@ def test_it_trains_is_killed_and_goes_on(tmp_path: Path) -> None:
         second = start(script, stack, out, reached + 2)
         _, said = second.communicate(timeout=120)
         assert second.returncode == 0, said
-        headers = {"Authorization": f"Bearer {stack.keys['trainer']}"}
-        served = httpx.get(f"{stack.trainer_url}/policies/{POLICY}", headers=headers).json()
+        served = policy_of(stack)
         assert (served["version"], served["paused"]) == (reached + 2, None)
         assert reached + 2 <= served["groups"]["acknowledged"] <= 2 * (reached + 2)
+
+
+@pytest.mark.timeout(240)
+def test_it_takes_over_a_policy_that_another_trainer_pushed(tmp_path: Path) -> None:
+    """Engines have weights that its rewind abandons, whose tokens no lease has. 20 CPU seconds, as above."""
+    script, out = tmp_path / "mine.py", tmp_path / "out"
+    script.write_text(code().replace("{POLICY: step})", "{POLICY: step}, take_over=True)"), encoding="utf-8")
+    out.mkdir()
+    with Stack(tmp_path, FOLDER, POLICIES) as stack:
+        other = TrainerClient(stack.trainer_url, stack.keys["trainer"], "other", run="other")
+        other.rewind(0, {POLICY: 0})
+        push_folder(other, POLICY, FOLDER, 1, "keep")
+        with Player(stack):
+            trainer = start(script, stack, out, 4)
+            try:
+                _, said = trainer.communicate(timeout=120)
+            finally:
+                trainer.kill()
+        assert trainer.returncode == 0, said
+        assert (policy_of(stack)["version"], policy_of(stack)["owner"]) == (4, "mine")

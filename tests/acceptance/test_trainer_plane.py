@@ -68,10 +68,6 @@ def of_another_model(folder: Path) -> Path:
     return folder
 
 
-def missing(folder: Path) -> Path:
-    return folder
-
-
 def leased(stack: Stack, client: TrainerClient) -> LeasedGroup:
     """A group whose tokens are sampled now, as a trainer gets it."""
     with Player(stack) as player:
@@ -102,7 +98,7 @@ def log_prob_distance(group: LeasedGroup, folder: Path) -> float:
         return max(float((policy(batch).logprobs_M - batch.logprobs_M).abs().max()) for batch in batches)
 
 
-@pytest.mark.parametrize("make", [cut_short, of_another_model, missing])
+@pytest.mark.parametrize("make", [cut_short, of_another_model])
 def test_the_old_weights_serve_on_and_the_trainer_is_told(
     stack: Stack, client: TrainerClient, tmp_path: Path, make: Any
 ) -> None:

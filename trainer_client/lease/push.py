@@ -68,8 +68,6 @@ def push_weights(
     `KEPT` stay. If the engines can't load them, the old version serves on and the error says why.
     """
     whole = isinstance(weights, Path)
-    if whole and not weights.is_dir():
-        raise ConfigError(f"{weights} is not a folder on this machine: weights are pushed from a folder")
     adapter = (weights / "adapter_config.json").exists() if whole else hasattr(weights, "peft_config")
     if isinstance(through, WeightSender):
         if adapter or whole:
@@ -102,12 +100,17 @@ def prune(through: Path) -> None:
 
 
 def push_folder(
-    client: TrainerClient, policy: str, folder: Path, version: int, mode: PauseMode, *, adapter: bool = False
+    client: TrainerClient, policy: str, folder: Path | str, version: int, mode: PauseMode, *, adapter: bool = False
 ) -> None:
     """Has the policy's engines take over the weights in `folder`, a model's or an adapter's, as `version`.
 
-    If they can't, the old version stays in service, and the error says why.
+    If they can't, the old version stays in service, and the error says why. A folder without weights raises
+    `ConfigError` before anything is sent: the server would keep `version` for the digest of nothing.
     """
+    folder = Path(folder)
+    if not any(folder.glob("*.safetensors")):
+        fault = "holds no *.safetensors file" if folder.is_dir() else "is not a folder on this machine"
+        raise ConfigError(f"{folder} {fault}: weights are pushed from a folder")
     digest = digest_of_folder(folder)
     with updating(client, policy, mode):
         client.push(policy, os.path.abspath(folder), version, digest=digest, adapter=adapter)

@@ -467,7 +467,9 @@ async def check_settings(redis: Redis, url: str) -> bool:
     wrong = {name: value for name, value in DURABLE.items() if settings.get(name) != value}
     if wrong:
         orders = "; ".join(f"CONFIG SET {name} {value}" for name, value in wrong.items())
-        raise ConfigError(f"{url} can lose acknowledged calls; set this in redis.conf or with: {orders}")
+        raise ConfigError(
+            f"{url} can lose acknowledged calls; set this in redis.conf, or until it is restarted with: {orders}"
+        )
     return True
 
 

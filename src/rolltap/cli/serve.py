@@ -207,10 +207,12 @@ def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[
 
 
 SOON_S = 10.0
-"""A worker that exits within this many seconds has a fault that a restart would not fix."""
+"""A worker that exits within this many seconds has a fault that a restart would not fix, unless it replaced one that
+had served: then its surroundings changed (a server restarted without its settings, a full disk)."""
 
 STORE_AWAY = 75
-"""Exit code of a worker that could not reach the store. If it replaced a dead worker, it is started again."""
+"""Exit code of a worker that could not reach the store. If it replaced a dead worker, it is started again, also where
+no other worker serves."""
 
 RETRY_S = 1.0
 PARENT_EVERY_S = 1.0
@@ -351,17 +353,23 @@ class Watch:
                 continue
             ended = os.waitstatus_to_exitcode(status)
             log.error("worker %d ended with %d after %.0f s", number, ended, lived)
-            if ended == STORE_AWAY and number in self.started_anew:
-                time.sleep(RETRY_S)  # meanwhile, the other workers serve
-                if not self.stopping:
-                    self._start(number)
-            elif ended >= 0 and lived < SOON_S:
-                self.code = ended or 1
-                self._stop()
+            if ended >= 0 and lived < SOON_S:
+                if number in self.started_anew and (ended == STORE_AWAY or self._serves()):
+                    time.sleep(RETRY_S)  # meanwhile, the other workers serve
+                    if not self.stopping:
+                        self._start(number)
+                else:
+                    log.error("worker %d can't start: this server ends", number)
+                    self.code = ended or 1
+                    self._stop()
             else:
                 self.started_anew.add(number)
                 self._start(number)
         return self.code
+
+    def _serves(self) -> bool:
+        """Whether a worker has lived long enough to be believed to serve."""
+        return any(time.monotonic() - at >= SOON_S for at in self.started.values())
 
     def _start(self, number: int) -> None:
         parent, process = os.getpid(), os.fork()

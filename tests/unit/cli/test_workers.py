@@ -21,19 +21,22 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from rolltap.cli import serve as workers
-from rolltap.errors import StoreUnavailable
+from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.settings import Settings
 
 workers.RETRY_S = workers.PARENT_EVERY_S = 0.02
-folder = Path(sys.argv[1])
+folder, fault = Path(sys.argv[1]), {"away": StoreUnavailable, "set": ConfigError, "defect": OSError}[sys.argv[2]]
+if len(sys.argv) > 3:
+    workers.SOON_S = float(sys.argv[3])
 
 def serve(settings, number):
     starts = len(list(folder.glob(f"start-{number}-*")))
     (folder / f"start-{number}-{starts}").write_text(str(os.getpid()))
     if number == 1 and starts == 0:
+        time.sleep(0.5)  # longer than SOON_S, where that is given: the other worker serves
         os.kill(os.getpid(), signal.SIGKILL)
     if number == 1 and starts < 4:
-        raise StoreUnavailable("away")
+        raise fault("surroundings")
     time.sleep(60)
 
 sys.exit(workers.Watch(Settings(), serve).over(2))
@@ -54,8 +57,9 @@ def lives(process: int) -> bool:
         return False
 
 
-def test_a_worker_without_a_store_is_waited_for_and_the_others_go_on(tmp_path: Path):
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)])
+@pytest.mark.parametrize("fault", ["away", "set", "defect"])
+def test_a_replacement_that_cannot_start_is_tried_again_and_the_others_go_on(fault: str, tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), fault, "0.2"])
     until(lambda: (tmp_path / "start-1-4").exists())
     assert [path.name for path in tmp_path.glob("start-0-*")] == ["start-0-0"]
     assert lives(int((tmp_path / "start-0-0").read_text()))
@@ -63,8 +67,14 @@ def test_a_worker_without_a_store_is_waited_for_and_the_others_go_on(tmp_path: P
     assert parent.wait(timeout=20) == 0
 
 
+def test_a_server_without_a_worker_that_serves_ends(tmp_path: Path) -> None:
+    """Another supervisor may know better."""
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), "set"])
+    assert parent.wait(timeout=20) == 2
+
+
 def test_workers_end_with_their_parent(tmp_path: Path):
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)])
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), "away"])
     last = tmp_path / "start-1-4"
     until(lambda: last.exists() and last.read_text() != "")
     workers = [int((tmp_path / name).read_text()) for name in ("start-0-0", "start-1-4")]

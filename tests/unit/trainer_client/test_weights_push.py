@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.lease.push import WeightSender, push_weights
+from rolltap.trainer_client.lease.push import WeightSender, push_folder, push_weights
 
 from .making import config, model_folder
 from .plane import KEY, Plane, running
@@ -89,3 +89,16 @@ def test_a_folder_that_is_not_here_is_named_and_the_engines_go_on(
     with pytest.raises(ConfigError, match=r"Qwen/Qwen3-0\.6B is not a folder on this machine"):
         push_weights(client, "policy", Path("Qwen/Qwen3-0.6B"), 1, through=tmp_path)
     assert plane.calls == []
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_without_weights_takes_no_version(
+    kind: type[str] | type[Path], client: TrainerClient, plane: Plane, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, fault in (("missing", "is not a folder on this machine"), ("empty", r"holds no \*\.safetensors file")):
+        with pytest.raises(ConfigError, match=f"{name} {fault}"):
+            push_folder(client, "policy", kind(tmp_path / name), 1, "keep")
+    assert plane.calls == []
+    push_folder(client, "policy", kind(model_folder(tmp_path / "whole")), 1, "keep")
+    assert [path for path, _ in plane.pushed] == [str(tmp_path / "whole")]
