@@ -126,7 +126,6 @@ ODD_ARRAYS = {
     "unsigned": np.zeros((2, 3), np.uint64),
     "wide": np.full((2, 3), 2**40),
     "doubles": np.full((2, 3), 1e300),
-    "no dimension": np.array(5, np.int32),
     "four dimensions": np.zeros((2, 1, 1, 1), np.int32),
     "flags": np.zeros((2, 3), np.bool_),
 }
