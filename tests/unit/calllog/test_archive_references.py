@@ -82,7 +82,7 @@ async def test_a_part_counts_as_often_as_a_request_names_it(
     assert (tmp_path / "a.rtlog").stat().st_size < 200_000
     with pytest.raises(RecordCorrupt, match="MB when it is unpacked, over 50 MB"):
         await import_sessions(sql_log.database, tmp_path / "a.rtlog", session_mb=50)
-    assert (await import_sessions(sql_log.database, tmp_path / "a.rtlog", session_mb=200)).new
+    assert (await import_sessions(sql_log.database, tmp_path / "a.rtlog", session_mb=300)).new
 
 
 @pytest.mark.parametrize("what", REFERENCES)
@@ -181,7 +181,7 @@ async def test_no_note_changes_a_tag_that_the_server_sets(sql_log: SqlCallLog, n
         await append_note(sql_log.database, NewNote("tag", name, "other", session_id=session.id))
     row = ["n1", session.id, None, "tag", name, '"other"', "me", 5.0]
     with pytest.raises(RecordCorrupt, match="the server sets the tag"):
-        check_block(Block(list(session_row(session)), [], [], [], [], None, [row]))
+        check_block(Block(list(session_row(replace(session, tags={}))), [], [], [], [], None, [row]))
     for value in ("other", None):
         note = Note("n1", session.id, None, "tag", name, value, author="me", created_at=5.0)
         assert tags_after(session.tags, [note]) == {name: "as it was"}
