@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ ADMIT = "admit"
 """Key in the state of an ASGI scope: the function that `admit` calls."""
 PARTS = "parts"
 """The same of the response's `ReplyParts`."""
+H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
+"""The offer of HTTP/2 that Java's client makes in each request. httptools takes the body for the other protocol's."""
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 
 
@@ -129,6 +132,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self.strangers.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
+        if (self.head_bytes >= 0 or self.late_at == math.inf) and H2C.search(data):  # `data` begins in no body
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = H2C.sub(b"", head + end) + rest
         within_head, body_bytes, messages = self.head_bytes >= 0, self.body_bytes, self.messages
         super().data_received(data)
         if self.head_bytes < 0:

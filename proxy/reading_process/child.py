@@ -4,6 +4,10 @@
 
 Standard input holds the settings as one line of JSON, without keys, and ends with the parent. Requests are
 `POST /CLASS.METHOD` with a JSON list of arguments; a header names the tenant. Only the parent reaches the socket.
+
+What agents recorded decides how much memory a question needs. The kernel gives this process `MEMORY_SHARE` of the
+machine's; a question that finds no more gets an error, and the process ends, as what it holds is in the next one's way.
+Where the machine's memory ends before, the kernel kills this process first.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -43,6 +48,8 @@ from rolltap.types import Session, Trajectory
 NICENESS = 5
 """Agents' calls, in the parent, have priority where processors are short."""
 
+MEMORY_SHARE = 0.5
+
 
 ERROR_STATUS = 400
 """Status of a reply that is a `WireError`."""
@@ -63,9 +70,10 @@ def error_response(error: RolltapError) -> Response:
 
 
 class QuestionApp:
-    """The ASGI application: calls the method that a path names."""
+    """The ASGI application: calls the method that a path names. It sets `stop` when a question finds no memory."""
 
-    def __init__(self, *responders: Any) -> None:
+    def __init__(self, *responders: Any, stop: asyncio.Event) -> None:
+        self._stop = stop
         self._methods: dict[str, Callable[..., Awaitable[Any]]] = {}
         self._arguments: dict[str, Any] = {}
         for each in responders:
@@ -85,6 +93,11 @@ class QuestionApp:
             response = error_response(error)
         except asyncio.CancelledError:  # this process ends; to uvicorn a cancelled answer is a fault of the application
             response = error_response(StoreUnavailable("the reading process was stopped", retry_after=1))
+        except MemoryError:
+            message = "reading this takes more memory than the process may use; ask for less at once"
+            await error_response(StoreUnavailable(message, retry_after=1))(scope, receive, send)
+            self._stop.set()
+            return
         await response(scope, receive, send)
 
     async def _answer(self, name: str, body: bytes) -> tuple[str, bytes]:
@@ -201,7 +214,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
             ends = SessionEnds(readers.log, trajectories)
             rebuilder = LocalRebuilder(database, trajectories, readers.log.images)
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
-            return QuestionApp(reader, pages, saved, selections, ends, rebuilder)
+            return QuestionApp(reader, pages, saved, selections, ends, rebuilder, stop=stop)
 
         await _serve(TenantRouter(make_answering, readers.log.database.expect), socket_fd, stop)
 
@@ -216,11 +229,21 @@ async def _serve(application: Any, socket_fd: int, stop: asyncio.Event) -> None:
     await serving
 
 
+def limit_memory() -> None:
+    """Sets the kernel's limit for what this process may write to, which excludes what threads only reserve."""
+    with suppress(OSError):  # a sandbox may show no /proc
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    share = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (share if hard == resource.RLIM_INFINITY else min(share, hard), hard))
+
+
 def main() -> None:
     import uvloop
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
     os.nice(NICENESS)
+    limit_memory()
     if settings_line := sys.stdin.buffer.readline():  # empty: the parent was killed before it sent the settings
         uvloop.run(answer_questions(Settings.model_validate_json(settings_line), int(sys.argv[1])))
 

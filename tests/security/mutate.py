@@ -172,7 +172,7 @@ MUTANTS = (
            "unit/calllog/test_transfer.py::test_no_key_opens_a_session_of_an_archive"),
     Mutant(66, "src/rolltap/calllog/archive_block.py", "if tenant != (named[1] if named else DEFAULT_TENANT):", "if False and named:",
            "unit/calllog/test_transfer.py::test_an_archive_brings_nothing_that_the_api_would_refuse"),
-    Mutant(67, "src/rolltap/calllog/codec.py", "        *(msgspec.MsgspecError, RequestError, RecordCorrupt),\n", "",
+    Mutant(67, "src/rolltap/calllog/codec.py", "    *(msgspec.MsgspecError, AlignmentError, RequestError, RecordCorrupt),\n", "",
            "unit/calllog/test_transfer.py::test_a_list_shows_the_other_calls_when_one_can_not_be_read"),
     Mutant(68, "harnesses/runtimes/containers.py", "if code in ENGINE_FAILURES and self._state_of_tmp() == before:", "if code in ENGINE_FAILURES:",
            "unit/harnesses/test_containers.py::test_an_agent_that_ran_is_no_failure_of_the_engine"),

@@ -13,6 +13,7 @@ new, it sums their groups again, otherwise all groups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,19 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import CompletionDetail, pack_arrays, unpack_arrays, unpack_floats, unpack_ids
+from rolltap.calllog.codec import (
+    CompletionDetail,
+    check_columns,
+    left_out_if_unreadable,
+    pack_arrays,
+    unpack_arrays,
+    unpack_floats,
+    unpack_ids,
+)
 from rolltap.calllog.schema import annotations, call_completions, call_intents
 from rolltap.contract.trainer import AnnotationLine, CallAnnotation
 from rolltap.decoding import json_decoder
-from rolltap.errors import InvalidRequest, LedgerError
+from rolltap.errors import InvalidRequest, LedgerError, RecordCorrupt
 from rolltap.types import NO_VERSION, Float32, Int32
 
 CHUNK = 500
@@ -64,6 +73,8 @@ class _Sampled:
 
 
 _LINE = [annotations.c[name] for name in AnnotationLine.__slots__]
+_TOKEN = sa.cast(annotations.c.token, sa.BigInteger) % (1 << 40)
+"""The token itself; a number that can be summed of whatever else SQLite has in the column."""
 
 
 def append_annotations(
@@ -163,7 +174,12 @@ def _sampled(connection: sa.Connection, call_ids: Sequence[str]) -> dict[str, _S
 def annotations_of(connection: sa.Connection, session_id: str) -> dict[str, AnnotationLine]:
     """The latest annotation of each annotated call of the session."""
     query = sa.select(*_LINE).where(annotations.c.session_id == session_id).order_by(annotations.c.token)
-    return {row.call_id: AnnotationLine(*row) for row in connection.execute(query)}
+    lines: dict[str, AnnotationLine] = {}
+    for row in connection.execute(query):
+        with left_out_if_unreadable("annotation of call", row.call_id):
+            check_columns(_LINE, row)
+            lines[row.call_id] = AnnotationLine(*row)
+    return lines
 
 
 def streams_of(connection: sa.Connection, call_id: str) -> AnnotationStreams | None:
@@ -248,8 +264,7 @@ def updated_sums(connection: sa.Connection, policy: str, known: PolicySums = NO_
 
 
 def _policy_rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> _Rows:
-    token = annotations.c.token
-    query = sa.select(sa.func.count(), sa.func.max(token), sa.func.sum(token)).where(*conditions)
+    query = sa.select(sa.func.count(), sa.func.max(_TOKEN), sa.func.sum(_TOKEN)).where(*conditions)
     return _Rows(*(int(value or 0) for value in connection.execute(query).one()))
 
 
@@ -258,18 +273,19 @@ def _group_sums(
 ) -> dict[tuple[str, str], GroupSums]:
     """The sums of the policy's groups, or only of `group_ids`."""
     columns = annotations.c
-    last = sa.select(columns.group_id, columns.harness, sa.func.max(columns.token)).where(columns.policy == policy)
+    last = sa.select(columns.group_id, columns.harness, sa.func.max(_TOKEN)).where(columns.policy == policy)
     if group_ids is not None:
         last = last.where(columns.group_id.in_(list(group_ids)))
     rows = connection.execute(last.group_by(columns.group_id, columns.harness))
     sums = _sums(connection, policy, group_ids)
-    return {(row[0], row[1]): GroupSums(row[2], sums[row[0], row[1]]) for row in rows}
+    return {(row[0], row[1]): GroupSums(row[2], sums[row[0], row[1]]) for row in rows if (row[0], row[1]) in sums}
 
 
 def _sums(
     connection: sa.Connection, policy: str, group_ids: Iterable[str] | None
 ) -> dict[tuple[str, str], MismatchSums]:
-    """The sums of the policy's groups, or only of `group_ids`. Only the latest annotation of a call counts."""
+    """The sums of the policy's groups, or only of `group_ids`, without damaged ones. Only the latest annotation of a
+    call counts."""
     columns, newer = annotations.c, annotations.alias()
     replaced = sa.exists().where(newer.c.call_id == columns.call_id, newer.c.token > columns.token)
     query = sa.select(
@@ -287,7 +303,13 @@ def _sums(
     query = query.where(columns.policy == policy, ~replaced).group_by(columns.group_id, columns.harness)
     if group_ids is not None:
         query = query.where(columns.group_id.in_(list(group_ids)))
-    return {(row[0], row[1]): MismatchSums(*row[2:]) for row in connection.execute(query)}
+    found: dict[tuple[str, str], MismatchSums] = {}
+    for row in connection.execute(query):
+        with left_out_if_unreadable("annotations of group", row[0]):
+            if not (isinstance(row[0], str) and isinstance(row[1], str) and math.isfinite(sum(row[2:]))):
+                raise RecordCorrupt("sums of what are no numbers")
+            found[row[0], row[1]] = MismatchSums(*row[2:])
+    return found
 
 
 def _by(sums: Mapping[tuple[str, str], GroupSums], part: int) -> dict[str, MismatchSums]:

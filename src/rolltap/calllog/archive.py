@@ -27,7 +27,7 @@ import msgspec
 import sqlalchemy as sa
 import zstandard
 
-from rolltap.calllog.archive_block import Block, check_block, missing_parts
+from rolltap.calllog.archive_block import Block, check_block, missing_parts, part_sizes
 from rolltap.calllog.backend import Insert
 from rolltap.calllog.codec import INTENT_HASHES, read_session, same_row, split_hashes
 from rolltap.calllog.database import Database, in_thread
@@ -162,26 +162,26 @@ class _Loader:
         dialect = database.dialect
         self._own = own
         self._most_bytes = session_mb * 1e6
-        self._digests: set[bytes] = set()
+        self._part_sizes: dict[bytes, int] = {}
         tables = (sessions, call_intents, call_completions, deliveries, prunings, notes, annotations)
         self._inserts = {table: Insert(table, dialect) for table in tables}
         self._parts = Insert(parts, dialect, replace="true")
 
     def check(self, block: Block) -> None:
         """Raises `RecordCorrupt` for a block that must not come in, whatever is in the store."""
-        check_block(block, self._most_bytes)
+        check_block(block, self._most_bytes, self._part_sizes)
         session = read_session(tuple(block.session))
         if not self._own and (tenant := tenant_of(session.tags)) != current_tenant():
             raise RecordCorrupt(
                 f"session {session.id} is of tenant {tenant!r}; if it may come in, set ROLLTAP_TENANT={tenant}, or use "
                 "--own for a file from this store"
             )
-        if missing := missing_parts(block, self._digests):
+        if missing := missing_parts(block, self._part_sizes):
             raise RecordCorrupt(f"session {session.id}: request part {missing[0]} is not in the file")
         for digest, data in block.parts:
             for problem in part_problems(digest, data):
                 raise RecordCorrupt(problem)
-        self._digests.update(digest for digest, _ in block.parts)
+        self._part_sizes.update(part_sizes(block))
 
     def write(self, connection: sa.Connection, block: Block) -> bool:
         """Writes a checked block; True if it changed the store."""

@@ -37,6 +37,8 @@ from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.decoding import any_json, from_json, from_msgpack
 from rolltap.errors import InvalidRequest, RecordCorrupt
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME, tenant_of
+from rolltap.token_masks import MASK_ROWS, MASK_TABLE, SAMPLING_MASK
+from rolltap.types import ROUTED_EXPERTS
 
 MOST_TAGS = MAX_TAGS + 8
 """Those of a caller, and the server's own."""
@@ -62,6 +64,16 @@ _SHARED, _ITEMS_SHARED, _DETAIL, _NEW_IDS = map(
 )
 _OUTPUT_IDS = list(call_completions.c.keys()).index("output_ids")
 NO_CANDIDATES = np.empty(0)
+_IDS, _TABLE = ("i", (1,)), ("i", (2,))
+ARRAYS: Mapping[str, tuple[str, Container[int]]] = {
+    "top_ids": _TABLE,
+    "top_logprobs": ("f", (2,)),
+    SAMPLING_MASK: _TABLE,
+    MASK_ROWS: _IDS,
+    MASK_TABLE: _IDS,
+    ROUTED_EXPERTS: ("i", (2, 3)),
+}
+"""The optional arrays that readers know: their kind of numbers, of at most 4 bytes, and their dimensions."""
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
@@ -106,14 +118,18 @@ def calls_digest(
     return hashlib.sha256(msgspec.msgpack.encode(lines)).digest()
 
 
-def check_block(block: Block, most_bytes: float = math.inf) -> None:
+def check_block(block: Block, most_bytes: float = math.inf, known_sizes: Mapping[bytes, int] | None = None) -> None:
     """Raises `RecordCorrupt` for rows that the API would refuse, that no writer of ours makes, or that take more than
-    `most_bytes` when they are unpacked."""
+    `most_bytes` when they are read. `known_sizes`: the unpacked sizes of request parts of the blocks before it."""
     session_id = block.session[0] if block.session else None
     try:
         for table, row in _rows(block):
             _check_row(table, row)
-        _check_size(block, most_bytes)
+        size, added = _unpacked(block)
+        _check_size(size, most_bytes)  # before anything is unpacked
+        sizes = {**(known_sizes or {}), **part_sizes(block)}
+        size += _size_of_repeats(block, sizes) + _size_of_arrays(block, added)
+        _check_size(size, most_bytes)
         _check_session(block.session)
         for row in block.notes:
             check_note_row(row)
@@ -164,34 +180,68 @@ def _problem(column: sa.Column[Any], value: Any) -> str:
     return f"over {TEXT_CHARS} characters" if len(value) > TEXT_CHARS and column.name not in JSON_COLUMNS else ""
 
 
-def _check_size(block: Block, most_bytes: float) -> None:
-    """Raises unless the unpacked rows, and the prompts that they are deltas of, fit in `most_bytes`.
+def part_sizes(block: Block) -> dict[bytes, int]:
+    """The unpacked sizes of the block's request parts by hash."""
+    return {digest: codec.unpacked_size(data) for digest, data in block.parts}
+
+
+def _check_size(size: int, most_bytes: float) -> None:
+    if size > most_bytes:
+        raise InvalidRequest(
+            f"{size / 1e6:,.0f} MB when it is unpacked, over {most_bytes / 1e6:g} MB; if the file is from a store of "
+            "yours, import it with a larger --session-mb"
+        )
+
+
+def _unpacked(block: Block) -> tuple[int, dict[str, int]]:
+    """The bytes of the unpacked rows and of the prompts that they are deltas of; and the tokens that each call adds to
+    them. Unpacks nothing.
 
     The columns of a small file may hold any size. The first prompt that extends another shares its memory; each other
     one copies what it shares (`rebuild_prompts`).
     """
-    size = sum(codec.unpacked_size(data) for _, data in block.parts)
+    size = sum(part_sizes(block).values())
     for table, row in _rows(block):
         for column, value in zip(table.columns, row, strict=True):
             if isinstance(value, bytes) and column is not call_intents.c.part_hashes:  # these are not packed
                 size += codec.unpacked_size(value)
     outputs = {row[0]: codec.unpacked_size(row[_OUTPUT_IDS]) // 4 for row in block.completions}
     lengths: dict[str, int] = {}
+    added: dict[str, int] = {}
     extended: set[str] = set()
     for row in block.intents:
         call_id, parent, shared = row[0], row[codec.INTENT_PARENT], row[_SHARED]
-        lengths[call_id] = shared + codec.unpacked_size(row[_NEW_IDS]) // 4 + outputs.get(call_id, 0)
+        added[call_id] = codec.unpacked_size(row[_NEW_IDS]) // 4 + outputs.get(call_id, 0)
+        lengths[call_id] = shared + added[call_id]
         if lengths[call_id] > MOST_CALL_TOKENS:
             raise InvalidRequest(f"call {call_id}: over {MOST_CALL_TOKENS:,} tokens")
         if parent in extended or shared != lengths.get(parent):
             size += 4 * shared
+            added[call_id] += shared
         else:
             extended.add(parent)
-    if size > most_bytes:
-        raise InvalidRequest(
-            f"{size / 1e6:,.0f} MB when it is unpacked, over {most_bytes / 1e6:g} MB; if the file is from a store of "
-            "yours, import it with a larger --session-mb"
-        )
+    return size, added
+
+
+def _size_of_repeats(block: Block, sizes: Mapping[bytes, int]) -> int:
+    """The bytes of the parts that a request names again, and of its images, which are copied into its messages."""
+    size = 0
+    for row in block.intents:
+        digests = codec.split_hashes(row[codec.INTENT_HASHES])
+        images = len(from_msgpack(codec.unpack_bytes(row[-1]), codec.StoredRequest).image_refs)
+        size += sum(codec.base64_size(sizes.get(digest, 0)) for digest in digests[len(digests) - images :])
+        size += sum(sizes.get(digest, 0) for digest in digests) - sum(sizes.get(digest, 0) for digest in set(digests))
+    return size
+
+
+def _size_of_arrays(block: Block, added: Mapping[str, int]) -> int:
+    """The bytes of the optional arrays, which a trajectory has for the tokens of the prompts, too."""
+    size = 0
+    for row in block.completions:
+        for name, array in codec.unpack_arrays(row[-1]).items():
+            if name != MASK_TABLE and array.ndim and len(array):
+                size += array.nbytes // len(array) * added.get(row[0], 0)
+    return size
 
 
 def _check_session(row: Sequence[Any]) -> None:
@@ -255,8 +305,10 @@ def _check_contents(block: Block) -> None:
     """Raises for JSON that is nested too deep, and for arrays of a call that are no numbers."""
     for call_id, _presumed, *_, message, extras in block.completions:
         _check_depth(codec.unpack_bytes(message), call_id)
-        if any(each.dtype.kind not in "biuf" for each in codec.unpack_arrays(extras).values()):
-            raise InvalidRequest(f"call {call_id}: an array that holds no numbers")
+        for name, array in codec.unpack_arrays(extras).items():
+            kind, widths = ARRAYS.get(name, ("biuf", range(1, 4)))
+            if array.dtype.kind not in kind or array.ndim not in widths or (name in ARRAYS and array.itemsize > 4):
+                raise InvalidRequest(f"call {call_id}: {name}: an array of {array.dtype} {array.shape}")
     for row in block.intents:
         request = from_msgpack(codec.unpack_bytes(row[-1]), codec.StoredRequest)
         for json_text in (request.head, *request.items, *request.fixed.values()):

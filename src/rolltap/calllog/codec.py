@@ -39,7 +39,7 @@ import zstandard
 from rolltap.calllog.facts import CallCompletion, CallIntent, Delivery, Fact, RequestParts, name_of, same_fact
 from rolltap.calllog.schema import call_completions, call_intents, column_problem, deliveries, sessions
 from rolltap.decoding import convert, from_json, msgpack_decoder
-from rolltap.errors import RecordCorrupt, RequestError, RolltapError
+from rolltap.errors import AlignmentError, RecordCorrupt, RequestError, RolltapError
 from rolltap.types import (
     NO_VERSION,
     UNCHECKED,
@@ -118,6 +118,9 @@ VERSIONS = range(NO_VERSION, 1 << 31)
 MOST_COUNTED = 2**31 - 1
 """The most tokens that an upstream's own count stands for."""
 
+MOST_REQUEST_BYTES = 1 << 30
+"""The most bytes of a request with its parts: a small row may name a part any number of times."""
+
 _INTENT_COLUMNS = [column.name for column in call_intents.columns]
 
 INTENT_SESSION, INTENT_PROCESS, INTENT_PARENT, INTENT_HASHES = map(
@@ -173,15 +176,19 @@ def readable_sessions(rows: Iterable[Row]) -> Iterator[Session]:
             yield session
 
 
+UNREADABLE = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    *(msgspec.MsgspecError, AlignmentError, RequestError, RecordCorrupt),
+)
+"""What reading a damaged row raises."""
+
+
 @contextmanager
 def left_out_if_unreadable(what: str, id: object) -> Iterator[None]:
     """For one row of a list: an error in it is logged, as it must not keep the list from the others."""
     try:
         yield
-    except (
-        *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-        *(msgspec.MsgspecError, RequestError, RecordCorrupt),
-    ) as error:
+    except UNREADABLE as error:
         log.warning("a list leaves out the %s %s: %s", what, id, error)
 
 
@@ -229,10 +236,42 @@ def join_request(request: StoredRequest, items_shared: int, parts: Sequence[byte
     for name, part in zip(request.fixed_refs, parts[len(request.item_refs) : first_image], strict=True):
         fixed[name] = part
     images = tuple(parts[first_image:])
+    left = MOST_REQUEST_BYTES - sum(map(len, (*items, *fixed.values(), *images)))
+    waiting: dict[int, list[tuple[int, bytes]]] = {}  # by item: its images, from the last place to the first
     for (index, at), image in reversed(list(zip(request.image_refs, images, strict=True))):
-        if index >= 0:
-            items[index] = items[index][:at] + base64.b64encode(image) + items[index][at:]
+        if index < 0:
+            continue
+        own = waiting.setdefault(index, [])
+        if own and at > own[-1][0]:  # the offset counts the images behind it
+            items[index] = _with_images(items[index], own, left)
+            left -= len(items[index])
+            own.clear()
+        own.append((at, image))
+    for index, own in waiting.items():
+        items[index] = _with_images(items[index], own, left)
+        left -= len(items[index])
+    if left < 0:
+        raise ValueError(f"it has over {MOST_REQUEST_BYTES:,} bytes")
     return RequestParts(request.head, tuple(items), items_shared, fixed, images)
+
+
+def _with_images(item: bytes, images: Sequence[tuple[int, bytes]], left: int) -> bytes:
+    """The item with its images (offset, file), last one first. Raises `ValueError` for more than `left` bytes."""
+    if len(item) + sum(base64_size(len(image)) for _, image in images) > left:
+        raise ValueError(f"it has over {MOST_REQUEST_BYTES:,} bytes")
+    pieces: list[bytes] = []
+    end = len(item)
+    for at, image in images:
+        if not 0 <= at <= end:
+            raise ValueError(f"an image at {at}, which is no place of its item")
+        pieces += (item[at:end], base64.b64encode(image))
+        end = at
+    return b"".join(reversed([*pieces, item[:end]]))
+
+
+def base64_size(size: int) -> int:
+    """The bytes that `size` bytes take as base64."""
+    return (size + 2) // 3 * 4
 
 
 def part_hash(part: bytes) -> bytes:

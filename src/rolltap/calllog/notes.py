@@ -17,13 +17,15 @@ from rolltap.calllog.codec import check_columns, left_out_if_unreadable
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents, notes, sessions
 from rolltap.contract.admin import NewNote, Note
+from rolltap.contract.tags import SET_BY_SERVER
 from rolltap.decoding import convert
-from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
+from rolltap.errors import ConfigError, InvalidRequest, NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 
 
 async def append_note(database: Database, note: NewNote) -> Note:
     """Appends a note. Raises `NotFound` for an unknown session or call."""
+    _check_tag(note)
 
     def work(connection: sa.Connection, now: float) -> Note:
         if note.call_id is not None:
@@ -80,16 +82,23 @@ def check_note_row(row: Sequence[Any]) -> None:
     of_call = columns["call_id"] is not None
     fields = {name: columns[name] for name in ("kind", "name", "author")}
     owner = {"call_id": columns["call_id"]} if of_call else {"session_id": columns["session_id"]}
-    convert({**fields, **owner, "value": json.loads(columns["value"])}, NewNote)
+    _check_tag(convert({**fields, **owner, "value": json.loads(columns["value"])}, NewNote))
+
+
+def _check_tag(note: NewNote) -> None:
+    if note.kind == "tag" and note.name in SET_BY_SERVER:
+        raise InvalidRequest(f"name: the server sets the tag {note.name} itself", param="name")
 
 
 def tags_after(tags: Mapping[str, str], newer: Iterable[Note]) -> dict[str, str]:
-    """The session's tags after the changes by its notes."""
+    """The session's tags after the changes by its notes. None changes a tag that the server sets: rules, a tenant."""
     changed = dict(tags)
     for note in newer:
-        if note.kind == "tag" and isinstance(note.value, str):
+        if note.kind != "tag" or note.name in SET_BY_SERVER:
+            continue
+        if isinstance(note.value, str):
             changed[note.name] = note.value
-        elif note.kind == "tag":
+        else:
             changed.pop(note.name, None)
     return changed
 

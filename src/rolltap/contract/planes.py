@@ -32,6 +32,8 @@ EVENTS = "text/event-stream"
 
 MANY_NUMBERS = 4 * MAX_BODY
 """Limit of a body with numbers for each token, as all of one call or sequence come together."""
+MANY_ANNOTATIONS = 16 * MAX_BODY
+"""The same with three for each, in full digits."""
 MANY_NAMES = 8 * MAX_BODY
 """Limit of a body with a name for each tensor."""
 
@@ -261,7 +263,7 @@ class LeasePlane(Plane):
     @post("/leases/{lease_id}/release", roles=TRAIN)
     async def release(self, lease_id: str, body: trainer.ReleaseLease) -> trainer.LeaseReleased: ...
 
-    @post("/leases/{lease_id}/annotations", roles=TRAIN, most_bytes=MANY_NUMBERS)
+    @post("/leases/{lease_id}/annotations", roles=TRAIN, most_bytes=MANY_ANNOTATIONS)
     async def annotate(self, lease_id: str, body: trainer.AnnotateLease) -> trainer.LeaseAnnotated:
         """Stores the trainer's annotations of the lease's sampled tokens. `added` counts calls that had none before."""
 

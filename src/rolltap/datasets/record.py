@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from rolltap.calllog.codec import UNREADABLE
 from rolltap.calllog.notes import notes_of, tags_after
 from rolltap.calllog.sql import SqlCallLog, open_call_log
 from rolltap.contract.admin import Note
 from rolltap.datasets.texts import call_texts
-from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import views as ledger
 from rolltap.ledger.rebuilding import scored_if_played
 from rolltap.ledger.rows import load_groups
@@ -137,7 +137,7 @@ async def _readable(
     """The session's item; none if its record is damaged."""
     try:
         return [await _item(call_log, session, options, of)]
-    except (RecordCorrupt, AlignmentError) as error:
+    except (*UNREADABLE, MemoryError) as error:
         failed(session.id, error)
         return []
 

@@ -26,6 +26,7 @@ from rolltap.contract.trainer import MAX_TOKENS, AnnotateLease, CallAnnotation, 
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, RecordCorrupt, StoreError, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.views import group_uses
+from rolltap.proxy.front.access import TRAINER_PLANE
 from rolltap.types import VersionSpan
 
 from ..ledger.world import World, key
@@ -327,3 +328,40 @@ async def test_sums_of_many_groups_follow_rows_in_any_order(sql_log: SqlCallLog)
         assert known == await query(lambda connection: updated_sums(connection, "policy"))
     assert len(known.by_group) > 3
     assert list(known.by_harness) == ["h0", "h1"]
+
+
+@pytest.mark.parametrize("column", [column.name for column in annotations.columns])
+@pytest.mark.parametrize("value", [b"\xff", "nan", 1e999, None])
+async def test_a_damaged_annotation_keeps_no_page_from_the_others(tmp_path: Path, column: str, value: object) -> None:
+    """SQLite takes any value in any column."""
+    log = open_call_log(f"sqlite:///{tmp_path}/a.db")
+    await log.start()
+    streams = pack_arrays({"logprobs": np.array([-0.5], np.float32)})
+    rows = [
+        [call, 3, session, group, "policy", "codex", "w", 1, 0, 5.0, 1, 0.5, 0.5, 1, 0.5, 0, 0, streams]
+        for call, session, group in (("c1", "s1", "g1"), ("c2", "s1", "g2"))
+    ]
+    damaged = dict(zip(annotations.c.keys(), rows[1], strict=True)) | {column: value}
+
+    def write(connection: sa.Connection) -> bool:
+        connection.execute(sa.insert(annotations).values(rows[0]))
+        names = ", ".join(damaged)
+        places = ", ".join("?" for _ in damaged)
+        sql = f"INSERT OR IGNORE INTO annotations ({names}) VALUES ({places})"
+        return connection.exec_driver_sql(sql, tuple(damaged.values())).rowcount > 0
+
+    await log.database.transact(write)
+    sums = await log.database.query(lambda connection: updated_sums(connection, "policy"))
+    lines = await log.database.query(lambda connection: annotations_of(connection, "s1"))
+    again = await log.database.query(lambda connection: updated_sums(connection, "policy", sums))
+    await log.close()
+    assert sums.by_group["g1"].calls == 1
+    assert again.by_group["g1"].calls == 1
+    assert "c1" in lines
+
+
+def test_a_call_of_the_most_tokens_has_room_in_a_body() -> None:
+    value = -0.12345678901234567
+    whole = CallAnnotation("c" * 64, [value] * MAX_TOKENS, [-value] * MAX_TOKENS, [False] * MAX_TOKENS)
+    path = "POST /leases/{lease_id}/annotations"
+    assert len(msgspec.json.encode(AnnotateLease(2**62, 2**31, [whole]))) < TRAINER_PLANE[path].most_bytes

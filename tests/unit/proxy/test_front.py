@@ -497,3 +497,26 @@ def test_keys_in_clear_are_warned_of(caplog: pytest.LogCaptureFixture, more: Any
     settings = {"listen": {"admin_host": "0.0.0.0", **more}, "keys": STRONG}
     check_exposure(Settings.model_validate(settings))
     assert ("keys and prompts are sent unencrypted to the admin plane" in caplog.text) is warned
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("offer", ["Upgrade: h2c", "upgrade:h2c ", "UPGRADE: \tH2C"])
+async def test_an_offer_of_http_2_costs_no_body(tmp_path: Path, offer: str, apart: bool) -> None:
+    """Java's client makes it in each request to a plain URL; a server may pass it over."""
+    body = json.dumps({"role": "viewer", "name": "upgrade:h2c"}).encode()
+    async with served(tmp_path, receipt_s=10) as there:
+        key = f"Authorization: Bearer {there.app.settings.keys.admin}"
+        lines = (key, "Content-Type: application/json", f"Content-Length: {len(body)}")
+        asked = head("admin", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAM", offer, *lines)
+        request = asked.replace(ROUTES["admin"], "/keys").replace("\n", "\r\n").encode()
+        reader, writer = await there.open("admin")
+        for _ in range(2):
+            writer.write(request if apart else request + body)
+            if apart:
+                await asyncio.sleep(0)
+                writer.write(body)
+            assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"200"
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            size = int(answer.lower().split(b"content-length:")[1].split()[0])
+            assert json.loads(await reader.readexactly(size))["name"] == "upgrade:h2c"
+        writer.close()

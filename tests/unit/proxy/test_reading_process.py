@@ -64,6 +64,38 @@ async def test_an_error_arrives_as_itself(app: Rolltap) -> None:
     assert caught.value.param == "call_id"
 
 
+async def test_it_takes_no_more_than_its_share_of_the_machines_memory(app: Rolltap) -> None:
+    """What agents recorded decides how much it needs. Where memory ends before, it goes before the server."""
+    await (await app.reading(RecordReader.policies)).read()
+    folder = Path(f"/proc/{child_of(app.reading).pid}")
+    limit = next(line for line in (folder / "limits").read_text().splitlines() if line.startswith("Max data size"))
+    assert 0 < int(limit.split()[3]) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    assert (folder / "oom_score_adj").read_text() == "1000\n"
+
+
+class Large:
+    async def read(self) -> bytes:
+        return await asyncio.to_thread(lambda: bytes(1 << 60))
+
+
+async def test_a_question_that_finds_no_memory_is_refused_and_the_process_ends() -> None:
+    """Others that it had are asked of the next one."""
+    stop, sent = asyncio.Event(), list[dict[str, object]]()
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"[]"}
+
+    async def send(message: dict[str, object]) -> None:
+        assert not stop.is_set()
+        sent.append(message)
+
+    scope = {"type": "http", "path": f"/{name_of(Large.read)}", "method": "POST", "headers": [], "query_string": b""}
+    await QuestionApp(Large(), stop=stop)(scope, receive, send)
+    assert stop.is_set()
+    assert sent[0]["status"] == ERROR_STATUS
+    assert b"more memory than the process may use" in sent[1]["body"]  # type: ignore[operator]
+
+
 async def test_one_that_was_killed_is_started_anew(app: Rolltap) -> None:
     await (await app.reading(RecordReader.policies)).read()
     killed = child_of(app.reading)
@@ -336,7 +368,7 @@ async def test_a_question_under_way_at_the_end_of_the_process_is_refused_without
         sent.append(message.get("status"))
 
     scope = {"type": "http", "path": f"/{name_of(Slow.wait)}", "method": "POST", "headers": [], "query_string": b""}
-    answering = asyncio.create_task(QuestionApp(slow)(scope, receive, send))
+    answering = asyncio.create_task(QuestionApp(slow, stop=asyncio.Event())(scope, receive, send))
     await slow.asked.wait()
     answering.cancel()
     await answering
