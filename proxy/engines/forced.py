@@ -2,7 +2,8 @@
 
 Such a token is no choice of the policy: it is recorded with a mask of its own id (`rolltap.token_masks`), so that it
 has no gradient. vLLM forces the end of thinking where prompt and output have `most` tokens since thinking began, and
-such a token has log-prob 0 in the mode "processed", in which alone a budget is sent (`EngineFacts.budgets`).
+such a token has log-prob 0 in the mode "processed", in which alone a budget is sent (`EngineFacts.budgets`). Behind an
+end without a beginning it misses the next end, and forces one more outside of thinking.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class ForcedTokens:
         behind = sum(1 for _ in takewhile(lambda token: token not in (self._open, self._close), reversed(ids)))
         opened = behind < len(ids) and ids[len(ids) - behind - 1] == self._open
         self._thought = behind if opened else None  # tokens of thinking so far; None: it is not under way
+        self._begun = self._thought  # tokens since the first thinking of the output; None: there was none
 
     def marked(self, chunk: SampleChunk) -> SampleChunk:
         """The chunk with `mask_rows`, if its log-probs are known. Where top-p, top-k or min-p cut the vocabulary,
@@ -37,7 +39,12 @@ class ForcedTokens:
         return msgspec.structs.replace(chunk, extras={**chunk.extras, MASK_ROWS: np.asarray(rows, np.int32)})
 
     def _row(self, token: int, logprob: float) -> int:
-        is_spent = self._thought is not None and self._thought >= self._most
+        count = self._begun if token == self._close else self._thought
+        is_spent = count is not None and count >= self._most
+        if self._begun is not None:
+            self._begun += 1
+        elif token == self._open:
+            self._begun = 0
         if token == self._close:
             self._thought = None
         elif self._thought is not None:

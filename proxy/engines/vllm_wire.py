@@ -21,6 +21,7 @@ from rolltap.proxy.engines.decode import (
     Output,
     Problem,
     WireVersionSpan,
+    check_output,
     check_prompt,
     event_reader,
     finish_of,
@@ -42,6 +43,7 @@ NO_LOGPROB = -9999.0
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
+    completion_tokens: int | None = None
 
 
 class Candidate(msgspec.Struct):
@@ -63,7 +65,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class GenerateChoice(msgspec.Struct):
-    token_ids: list[int] = []
+    token_ids: list[int] | None = None
     logprobs: GenerateLogprobs | None = None
     finish_reason: str | None = None
     weight_versions: list[WireVersionSpan] | None = None
@@ -83,14 +85,14 @@ class CompletionChoice(msgspec.Struct):
 
 
 class GenerateEvent(msgspec.Struct):
-    choices: list[GenerateChoice] = []
+    choices: list[GenerateChoice] | None = None
     prompt_token_ids: msgspec.Raw = NOT_ECHOED
     usage: Usage | None = None
     error: Problem | None = None
 
 
 class CompletionEvent(msgspec.Struct):
-    choices: list[CompletionChoice] = []
+    choices: list[CompletionChoice] | None = None
     usage: Usage | None = None
     error: Problem | None = None
 
@@ -187,7 +189,7 @@ def _extra(request: SampleRequest) -> dict[str, Any]:
 
 def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: SampleRequest, count: int) -> SampleChunk:
     """The chunk of an event; `count` is how many ids the output has with it."""
-    ids = choice.token_ids
+    ids = choice.token_ids or []
     content = choice.logprobs.content if choice.logprobs is not None else None
     logprobs, extras = None, {}
     if content is not None and len(content) == len(ids) == 1 and content[0].token_id == ids[0]:
@@ -272,11 +274,13 @@ class GenerateOutput(Output[GenerateEvent]):
         if event.usage is not None:
             check_prompt(self.name, event.usage.prompt_tokens, self.request)
         chunks: list[SampleChunk] = []
-        for choice in event.choices:
+        for choice in event.choices or ():
             self._count += len(choice.token_ids or ())
             chunk = self.to_chunk(choice, event, self.request, self._count)
             self.finished = self.finished or chunk.finish is not None
             chunks.append(chunk if self._forced is None else self._forced.marked(chunk))
+        if event.usage is not None and self.finished:
+            check_output(self.name, event.usage.completion_tokens, self._count)
         return chunks
 
     def _ids(self) -> list[str]:

@@ -69,14 +69,15 @@ def drawn(seed: int) -> Form:
     for word, text in zip(("NAME", "ARGS"), names, strict=True):
         call = call.replace(f'"{word}"', f'"{text}"')
     call = call.replace('"ID"', f'"{chance.choice(["id", "call_id"])}"')
-    shape = chance.choice(["a list", "a block each", "each in a block", "lines"])
-    if style in OTHER_STYLES and shape in ("a list", "lines"):
+    shape = chance.choice(["a list", "a block each", "each in a block", "lines", "an open list"])
+    if style in OTHER_STYLES and shape in ("a list", "lines", "an open list"):
         shape = "each in a block"
     open_, close, lead, tail, between = {
         "a list": (f"{block[0]}{space}[", f"]{space}{block[1]}", "", "", ", "),
         "a block each": ("", "", f"{block[0]}{space}", f"{space}{block[1]}", chance.choice(["", "\n"])),
         "each in a block": (block[0] + space, space + block[1], each[0] + space, space + each[1], space),
         "lines": (f"{block[0]}\n", f"\n{block[1]}", "", "", "\n"),
+        "an open list": (f"{block[0]}{space}[", "]", "", "", ", "),
     }[shape]
     row = (
         call.replace("BEFOREMIDDLE", middle[1])
@@ -207,6 +208,16 @@ def test_a_turn_ends_with_the_token_that_ends_replies(tmp_path: Path, end: str) 
     assert [result.scenario for result in renderer.audit if result.admitted][:1] == ["user"]
     sampled = renderer.tokenizer.encode("one\n\ntwo" + end.strip())
     assert renderer.parse(sampled, [], ()).text.replace("<|end_text|>", "").strip() == "one\n\ntwo"
+
+
+def test_a_template_that_needs_descriptions_of_parameters_gets_empty_ones(tmp_path: Path) -> None:
+    fields = "{% for k, v in t.function.parameters.properties.items() %}{{ k + ': ' + v.description }}\n{% endfor %}"
+    template = "{% for t in tools or () %}{{ t.function.name }}(" + fields + "){% endfor %}"
+    template += TURNS.replace("END", "<|im_end|>\n")
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
+    tools = (Tool("look", "", {"type": "object", "properties": {"a": {}, "b": {"description": "It."}}}), Tool("go", ""))
+    prompt = renderer.render([Message("user", (Text("question"),))], tools, thinking=True)
+    assert renderer.tokenizer.decode(prompt).startswith("look(a: \nb: It.\n)go()<|im_start|>user\n")
 
 
 def test_a_template_that_needs_a_list_of_tools_gets_an_empty_one(tmp_path: Path) -> None:
