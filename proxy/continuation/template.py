@@ -432,7 +432,10 @@ class TemplateRenderer:
         except self._template.error:
             return None
         start = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-        return list(takewhile(lambda token: token not in self.stop_token_ids, whole[start:]))
+        header, turn_ids = self.tokenizer.decode(prompt[start:]).rstrip(), whole[start:]
+        if header and (text := self.tokenizer.decode(turn_ids)).startswith(header):
+            turn_ids = self.tokenizer.encode(text.removeprefix(header))  # only white space behind the header differs
+        return list(takewhile(lambda token: token not in self.stop_token_ids, turn_ids))
 
     def _with_thinking(self, form: ToolFormat) -> ToolFormat:
         """The format with the tags of thinking that the template writes, if it writes other ones than the format's."""

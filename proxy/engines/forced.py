@@ -3,7 +3,8 @@
 Such a token is no choice of the policy: it is recorded with a mask of its own id (`rolltap.token_masks`), so that it
 has no gradient. vLLM forces the end of thinking where prompt and output have `most` tokens since thinking began, and
 such a token has log-prob 0 in the mode "processed", in which alone a budget is sent (`EngineFacts.budgets`). Behind an
-end without a beginning it misses the next end, and forces one more outside of thinking.
+end without a beginning it misses the next end, and forces one more outside of thinking. A server with a
+`reasoning_end_str` of several tokens forces them wherever that whole text is not found, which is not marked.
 """
 
 from __future__ import annotations

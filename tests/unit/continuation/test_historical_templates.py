@@ -27,7 +27,9 @@ FIRST = COUNT + TEMPLATE.replace(
     "{{ m.content }}",
     "{% if m.role == 'tool' %}{% if seen.n == 0 %}results: {% endif %}{% set seen.n = 1 %}{% endif %}{{ m.content }}",
 )
-MOVED = TEMPLATE.replace("{{ m.content }}", "{% if loop.last %}{{ tools | tojson }}{% endif %}{{ m.content }}")
+MOVED = TEMPLATE.replace(
+    "{{ m.content }}", "{% if loop.last %}{{ messages | length }} messages: {% endif %}{{ m.content }}"
+)
 CALL = '<tool_call>\n{"name":  "bash",   "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
 
 
@@ -47,8 +49,8 @@ def played(template: str, folder: Path) -> tuple[World, list[BreakReason | None]
             Message("tool", (Text(f'"out" {turn}\n'),), tool_call_id=call.id, name="bash")
             for call in node.reply.tool_calls
         ]
-        if reasons[-1] is None and turn % 3 < 2:
-            plan = world.plan(world.request(*messages))
+        plan = world.plan(world.request(*messages)) if turn % 3 < 2 else None
+        if plan is not None and plan.break_ is None:
             np.testing.assert_array_equal(plan.prompt_ids[: len(context)], context)
             new = world.tokenizer.decode(plan.prompt_ids[len(context) :].tolist())
             whole = world.tokenizer.decode(world.renderer.render(messages, world.tools, thinking=True))
@@ -59,12 +61,13 @@ def played(template: str, folder: Path) -> tuple[World, list[BreakReason | None]
 
 @pytest.mark.parametrize("template", [NUMBERED, FIRST], ids=["numbered", "first"])
 def test_results_that_are_written_by_those_before_them_continue(template: str, tmp_path: Path) -> None:
-    world, (first, *others) = played(template, tmp_path)
+    world, reasons = played(template, tmp_path)
     assert isinstance(world.renderer, TemplateRenderer)
     assert HISTORICAL in {result.reason for result in world.renderer.audit}
-    assert (first, set(others)) == (BreakReason.NEW_CONVERSATION, {None})
+    assert set(reasons) == {None}
 
 
 def test_a_template_that_then_changes_what_stood_before_breaks(tmp_path: Path) -> None:
-    _, (_, *others) = played(MOVED, tmp_path)
-    assert BreakReason.TEMPLATE_NOT_BRIDGEABLE in others
+    _, (first, *others) = played(MOVED, tmp_path)
+    assert first is None
+    assert set(others) == {BreakReason.TEMPLATE_NOT_BRIDGEABLE}

@@ -210,6 +210,20 @@ def test_a_turn_ends_with_the_token_that_ends_replies(tmp_path: Path, end: str) 
     assert renderer.parse(sampled, [], ()).text.replace("<|end_text|>", "").strip() == "one\n\ntwo"
 
 
+def test_a_header_with_other_white_space_is_no_part_of_a_call(tmp_path: Path) -> None:
+    """Granite's 20B code model: the header is a part of a token that differs."""
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.tool_calls %}{% for c in m.tool_calls %}\n<function_call> "
+        "{{ c.function | tojson }}{% endfor %}\n{% else %} {{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
+    block = '<function_call> {"name": "bash", "arguments": {"text": "ls: a"}}'
+    parsed = renderer.parse(renderer.tokenizer.encode(f"\n{block}\n{block}\n<|im_end|>"), [], TOOLS)
+    assert renderer.tool_format == LEARNED
+    assert seen(parsed.tool_calls) == [("bash", {"text": "ls: a"})] * 2
+
+
 def test_a_template_that_needs_descriptions_of_parameters_gets_empty_ones(tmp_path: Path) -> None:
     fields = "{% for k, v in t.function.parameters.properties.items() %}{{ k + ': ' + v.description }}\n{% endfor %}"
     template = "{% for t in tools or () %}{{ t.function.name }}(" + fields + "){% endfor %}"
