@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rolltap.protocols.conversation import Message, Reasoning, Text, Tool, ToolCall
+from rolltap.proxy.continuation.fit import find_fitting
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import LEARNED, TemplateRenderer
 
@@ -239,3 +240,36 @@ def test_a_template_that_needs_a_list_of_tools_gets_an_empty_one(tmp_path: Path)
     renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
     prompt = renderer.render([Message("user", (Text("question"),))], (), thinking=True)
     assert renderer.tokenizer.decode(prompt) == "<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"
+
+
+LATE = (
+    "{% for m in messages %}{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}"
+    "<|im_start|>user\n{{ messages[0].content }} {{ m.content }}<|im_end|>\n{% elif m.role != 'system' %}"
+    "<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<tool_call>\n{{ m.tool_calls[0].function | tojson }}\n</tool_call>"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PAIRED = (
+    "{% if messages[0].role == 'system' %}<|im_start|>user\n{{ messages[0].content }} {{ messages[1].content }}"
+    "<|im_end|>\n{% set messages = messages[2:] %}{% endif %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('no system message here') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [LATE, PAIRED], ids=["before the last user's", "beside the second message"])
+def test_no_system_message_is_lost(template: str, tmp_path: Path) -> None:
+    """Mistral's template writes it only if a user's message is the last; Gemma's takes it with one other message."""
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
+    fitting = find_fitting(renderer)
+    call = ToolCall("call_1", "bash", '{"text": "ls"}')
+    turns = [
+        Message("user", (Text("question"),)),
+        Message("assistant", (), (call,)),
+        Message("tool", (Text("out"),), tool_call_id="call_1", name="bash"),
+    ]
+    for words in (["one"], ["one", "two"], ["one", "two", "three"]):
+        messages = [*(Message("system", (Text(word),)) for word in words), *turns]
+        prompt = renderer.render(fitting.whole(messages).messages, TOOLS, thinking=True)
+        text = renderer.tokenizer.decode(prompt)
+        assert all(word in text for word in (*words, "question", "out"))
