@@ -155,13 +155,17 @@ def _literal(text: str) -> tuple[Types, str] | None:
         return frozenset({"integer", "number"} if is_integer else {"number"}), text
     if text[:1] not in ("{", "["):
         return None
-    for written in (text, _PYTHONS.sub(_as_json, text)):
+    for write in (str, _json_of_python):
         try:
-            value = json.loads(written)
+            value = json.loads(written := write(text))
         except json.JSONDecodeError:
             continue
         return frozenset({"object" if isinstance(value, dict) else "array"}), written
     return None
+
+
+def _json_of_python(text: str) -> str:
+    return _PYTHONS.sub(_as_json, text)
 
 
 def _as_json(token: re.Match[str]) -> str:
