@@ -70,4 +70,5 @@ def test_results_that_are_written_by_those_before_them_continue(template: str, t
 def test_a_template_that_then_changes_what_stood_before_breaks(tmp_path: Path) -> None:
     _, (first, *others) = played(MOVED, tmp_path)
     assert first is None
-    assert set(others) == {BreakReason.TEMPLATE_NOT_BRIDGEABLE}
+    assert None not in others
+    assert BreakReason.TEMPLATE_NOT_BRIDGEABLE in others
