@@ -6,7 +6,7 @@ from pathlib import Path
 
 import aiohttp
 
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.images import ImageReader, ImageRule, lacks_pillow, unknown_processor
 from rolltap.protocols.dialects import known_dialects
 from rolltap.protocols.handles import Handles
@@ -113,7 +113,10 @@ def _continuation(
         known = ", ".join(levels) or "none"
         why = f"the model's prompt has no level {policy.pin.effort!r}; it has: {known}"
         raise ConfigError(f"settings: policies.{name}.pin.effort: {why}")
-    return Continuation(name, renderer, handles, policy.history_thinking, fitting), images
+    try:
+        return Continuation(name, renderer, handles, policy.history_thinking, fitting), images
+    except InvalidRequest as error:  # it takes no conversation: it may want variables that only its vendor's code sets
+        raise ConfigError(f"settings: policies.{name}.tokenizer: {error.message}") from error
 
 
 def _images(folder: Path, renderer: TokenRenderer) -> PromptImages:

@@ -399,11 +399,11 @@ def _call(text: str, name: str, arguments: str, id: str = "") -> SampledCall | N
     return SampledCall(values[name], json.loads(body) if body.startswith('"') else body, values.get(id, ""))
 
 
-QUOTE = '<|"|>'
-"""The token around Gemma 4's strings."""
+QUOTE, ESCAPE = '<|"|>', "<escape>"
+"""The tokens around the strings of Gemma 4 and FunctionGemma."""
 
 _MARK = "\ufdd1"
-"""Stands for `QUOTE` while a block is read: a Unicode non-character, which should not occur in text."""
+"""Stands for such a token while a block is read: a Unicode non-character, which should not occur in text."""
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z]+(?!\w)")
@@ -485,7 +485,16 @@ class _Scanner:
 
 def read_gemma(block: CallBlock) -> list[SampledCall] | None:
     """Gemma 4: `call:NAME{KEY:VALUE,...}`; strings stand between tokens (`<|"|>`), keys may."""
-    parts = block.parts((QUOTE,))
+    return _read_gemma(block, QUOTE)
+
+
+def read_function_gemma(block: CallBlock) -> list[SampledCall] | None:
+    """FunctionGemma: as Gemma 4, with other tokens around strings."""
+    return _read_gemma(block, ESCAPE)
+
+
+def _read_gemma(block: CallBlock, quote: str) -> list[SampledCall] | None:
+    parts = block.parts((quote,))
     if any(_MARK in part.text for part in parts):
         return None
     text = "".join(_MARK if part.is_tag else part.text for part in parts)
@@ -502,6 +511,19 @@ _PYTHON_STRING = re.compile(
     r"'(?:[^'\\\n]|\\(?:u[0-9a-fA-F]{4}|[nrtbf\\'\"/]))*'|\"(?:[^\"\\\n]|\\(?:u[0-9a-fA-F]{4}|[nrtbf\\'\"/]))*\""
 )
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+
+
+_PYTHON_LONG_STRING = re.compile(_PYTHON_STRING.pattern.replace(r"\n]|", "]|"))
+"""A string that may hold line breaks, as templates write them that escape nothing."""
+
+
+def read_pythonic(block: CallBlock) -> list[SampledCall] | None:
+    """Llama 4, Gemma 3: a Python list of calls, the whole reply. Another list is text, if it calls no tool."""
+    calls = _read_python(block, _PYTHON_LONG_STRING)
+    if calls is not None:
+        return calls
+    named = re.match(r"\s*\[\s*([\w.-]+)\(", block.text)
+    return None if block.is_tagged or (named is not None and block.declares(named[1])) else []
 
 
 def read_lfm2(block: CallBlock) -> list[SampledCall] | None:

@@ -412,7 +412,8 @@ _CALLED = (*_ASKED, _turn("", _FIRST))
 SHAPES: dict[str, tuple[Message, ...]] = {
     "call and result": (*_CALLED, _result("charlie")),
     "system message": (_system("alfa"), _user("bravo")),
-    "several system messages": (_system("alfa"), _system("bravo"), _user("charlie")),
+    "system message, then a call": (_system("alfa"), _user("bravo"), _turn("", _FIRST), _result("charlie")),
+    "several system messages": (_system("alfa"), _system("bravo"), _system("charlie"), _user("delta")),
     "system after user": (_system("alfa"), _user("bravo"), _system("charlie")),
     "system between turns": (*_REPLIED, _system("charlie"), _user("delta")),
     "system at the end": (*_REPLIED, _system("charlie")),
@@ -540,7 +541,10 @@ class _Audit:
         return ""
 
     def shows_tools(self, fitting: Fitting) -> bool:
-        return _LOOK.name in self._text(self._render(fitting, SHAPES["system message"]))
+        try:
+            return _LOOK.name in self._text(self._render(fitting, SHAPES["system message"]))
+        except InvalidRequest:
+            return False
 
     def _problem(self, fitting: Fitting, messages: Sequence[Message]) -> ShapeProblem:
         """Why the messages do not fit: refused, a text is missing, a system message moved, or no bridge ("": they

@@ -6,7 +6,8 @@ in it says which notation it has. A format is taken only if it reads the rendere
     OPEN  LEAD call TAIL  SEPARATOR  LEAD call TAIL  CLOSE        white space between the parts does not count
 
 If the block begins with an added token of the vocabulary, replies are read as they come, and only that token opens a
-block. Else its text does, and a reply is read when it is complete.
+block, which goes to the token that ends it or, without one, to the next one or the reply's end. Else its text opens it,
+and a reply is read when it is complete.
 """
 
 from __future__ import annotations
@@ -246,8 +247,12 @@ class CallSyntax:
         opening = next((token for token in tokens if token and self.begins.startswith(token)), "")
         closing = next((token for token in tokens if token and self.ends.endswith(token)), "")
         if not opening or (self.ends and not closing):
-            is_text = not any(token and token in repr(replace(self, closing="")) for token in tokens)
-            return ToolFormat(find_pieces=self.find_pieces) if is_text else None  # else it is of channels, as Harmony
+            rest = repr(replace(self, closing="")).replace(opening, "", 1)
+            if any(token and token in rest for token in tokens):
+                return None  # it is of channels, as Harmony
+            if not opening:
+                return ToolFormat(find_pieces=self.find_pieces)
+            closing = ""  # the block goes to the reply's end
 
         def read(block: CallBlock) -> list[SampledCall] | None:
             return self.read(replace(block, written=f"{opening}{block.text}{closing}"))

@@ -336,6 +336,12 @@ class Continuation(ParentFinder):
             messages = with_injected(messages, new, outline)
             work = partial(self._continue, renderer, node, messages, covered, request.tools, thinking=thinking)
             rendered = yield size, work
+            if rendered.reason is BreakReason.TEMPLATE_NOT_BRIDGEABLE:
+                messages = with_injected(self._with_given_ids(forest, request.messages, node, covered), new, outline)
+                work = partial(
+                    self._continue, renderer, node, messages, covered, request.tools, thinking=thinking, whole=True
+                )
+                rendered = yield weight(request), work
             reason = rendered.reason
         if rendered.ids is None:
             messages = with_injected(self._with_given_ids(forest, request.messages), injected, outline)
@@ -398,8 +404,10 @@ class Continuation(ParentFinder):
         tools: Sequence[Tool],
         *,
         thinking: bool,
+        whole: bool = False,
     ) -> RenderedPrompt:
-        """The parent's tokens and the ids of the new messages. Without ids: not continued.
+        """The parent's tokens and the ids of the new messages, which the `whole` conversation or they alone give.
+        Without ids: not continued.
 
         A renderer gets only the end of the parent's prompt, so that long histories are not converted to lists.
         """
@@ -407,23 +415,25 @@ class Continuation(ParentFinder):
         history = node.prompt_ids
         tail, output = history[-PROMPT_TAIL:].tolist(), node.output_ids.tolist()
         ids, rules, written = None, (), new
-        if new and not any(message.role == "assistant" for message in new):
-            fitted = self.fitting.new(new, messages[covered - 1])
-            ids, written = renderer.bridge(tail, output, fitted.messages, tools, thinking=thinking), fitted.messages
-            rules, reason = merged(node.fitted, fitted.rules), BreakReason.TEMPLATE_NOT_BRIDGEABLE
-        else:
-            reason = BreakReason.HISTORY_EDITED
+        edited = not new or any(message.role == "assistant" for message in new)
+        reason = BreakReason.HISTORY_EDITED if edited else BreakReason.TEMPLATE_NOT_BRIDGEABLE
+        if edited or whole:
             if new:
                 fitted = self.fitting.whole([*self.images.shown(messages[:covered]), *new], covered)
-                ids = renderer.splice(tail, output, fitted.messages, fitted.covered, tools, thinking=thinking)
+                join = renderer.splice if edited else renderer.follow
+                ids = join(tail, output, fitted.messages, fitted.covered, tools, thinking=thinking)
                 written = fitted.messages[fitted.covered :]
                 rules = merged(node.fitted, fitted.rules)
+        else:
+            fitted = self.fitting.new(new, messages[covered - 1])
+            ids, written = renderer.bridge(tail, output, fitted.messages, tools, thinking=thinking), fitted.messages
+            rules = merged(node.fitted, fitted.rules)
         if ids is None:
             return RenderedPrompt(reason=reason)
         bridged = None if reason is BreakReason.TEMPLATE_NOT_BRIDGEABLE else reason
         ids, images = self.images.expanded(ids, written, skip=len(tail) + len(output), offset=node.context_length)
-        whole = np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)])
-        return RenderedPrompt(whole, rules, bridged, (*node.images, *images))
+        prompt = np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)])
+        return RenderedPrompt(prompt, rules, bridged, (*node.images, *images))
 
     def _follows_template(self, node: CallNode, new: Sequence[Message]) -> bool:
         """Whether the policy lets the template drop thinking here: before a new user message, if there is thinking."""

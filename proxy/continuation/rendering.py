@@ -85,6 +85,20 @@ class TokenRenderer(Protocol):
         """
         ...
 
+    def follow(
+        self,
+        prompt: list[int],
+        output: list[int],
+        messages: Sequence[Message],
+        covered: int,
+        tools: Sequence[Tool],
+        *,
+        thinking: bool,
+    ) -> list[int] | None:
+        """Like `bridge`, if what the family writes for new messages depends on those before them: `messages` is as in
+        `splice`. None if it does not, or if the new messages change what is written before them."""
+        ...
+
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
         """The whole reply to `prompt`."""
         ...
@@ -197,6 +211,18 @@ class FamilyRenderer:
         elif output[-1] != end:  # the reply ended as turns of another kind do
             return None
         return [*prompt, *output, *whole.token_ids[turn_close[-1] + 1 :]]
+
+    def follow(
+        self,
+        prompt: list[int],
+        output: list[int],
+        messages: Sequence[Message],
+        covered: int,
+        tools: Sequence[Tool],
+        *,
+        thinking: bool,
+    ) -> list[int] | None:
+        return None  # the package's bridges know only the end of a prompt
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
         return self._reader.read(output, prompt, tools)

@@ -3,7 +3,8 @@
 To find the new part of the next prompt without rendering the history, a short stand-in conversation is rendered with
 the new messages. The text after its last assistant message is the new part. That is correct only if the template
 renders new messages the same after any history. The audit checks this at start for every scenario (roles of the new
-messages, with and without thinking) on several histories. A scenario that fails is never bridged.
+messages, with and without thinking) on several histories. A scenario that fails is never bridged so. If it only depends
+on the history, the whole conversation is rendered, and continues the tokens if new messages change nothing before them.
 
 Templates come with models, so they run in jinja2's sandbox.
 """
@@ -54,8 +55,16 @@ LEARNED = "learned"
 _THINKING = re.compile(r"think|inner_(?:prefix|suffix)", re.IGNORECASE)
 _ENDS = re.compile(r"^\W*/|(?<![a-z])end|end(?![a-z])|suffix", re.IGNORECASE)
 
+EFFORT_NAMES = ("reasoning_effort", "thinking_effort")
+"""The variables by which templates take an effort level."""
+
+UNTHINKING = {"thinking_mode": "disabled", "skip_thinking": True}
+"""Variables that switch thinking off in templates that know no `enable_thinking` and no `thinking`."""
+
 FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What a template's expressions raise besides the errors of templates."""
+
+HISTORICAL = "the rendering of new messages depends on the history"
 
 HISTORIES_MIN = 2
 """Minimum number of histories that the template must accept for an audit to be meaningful."""
@@ -126,9 +135,13 @@ class ChatTemplate:
 
         Raises `TemplateError` if the template refuses the rows or the effort, or fails on them.
         """
-        variables = {**self._special, "add_generation_prompt": prompt, "enable_thinking": thinking}
-        if effort:  # templates test whether it is defined
-            variables["reasoning_effort"] = effort
+        variables = {
+            **self._special,
+            "add_generation_prompt": prompt,
+            **dict.fromkeys(("enable_thinking", "thinking"), thinking),
+            **({} if thinking else UNTHINKING),
+            **(dict.fromkeys(EFFORT_NAMES, effort) if effort else {}),  # templates test whether it is defined
+        }
         try:
             return self._template.render(messages=rows, tools=tools, **variables)
         except FAULTS as error:
@@ -160,6 +173,10 @@ class TemplateRenderer:
             self._no_tools = []  # Hermes' template fails without a list
         self._takes_parts = not self._writes(_WORD) and self._writes([{"type": "text", "text": _WORD}])
         self._takes_argument_text = not self._writes_arguments({"name": _WORD}) and self._writes_arguments(_WORD)
+        self._describes = False  # Command R+ fails on a parameter without a description
+        if not self._takes([_user(_WORD)]):
+            self._describes = True
+            self._describes = self._takes([_user(_WORD)])
         self.image_roles = frozenset(role for role in ("user", "tool") if self._writes_image(role))
         self._close, before_close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close, *tokenizer.end_token_ids}
@@ -178,6 +195,7 @@ class TemplateRenderer:
         self._reader = TokenReader(tokenizer, form, self.silent_token_ids)
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
+        self._historical = {result.scenario for result in self.audit if result.reason == HISTORICAL}
         self.efforts = Efforts() if effort else find_efforts(self._probe)
         unthinking = self._probe(effort, thinking=False)
         self.switches_thinking = self._probe(effort) != unthinking
@@ -216,6 +234,28 @@ class TemplateRenderer:
         extension = self._extension(history, messages[covered:], tools, thinking=thinking)
         return None if extension is None else self._join(prompt, output, extension)
 
+    def follow(
+        self,
+        prompt: list[int],
+        output: list[int],
+        messages: Sequence[Message],
+        covered: int,
+        tools: Sequence[Tool],
+        *,
+        thinking: bool,
+    ) -> list[int] | None:
+        thought = self.markers.reasoning_close in output
+        if not self._scenarios(messages[covered:], thought) <= self._admitted | self._historical:
+            return None
+        history = [*messages[: covered - 1], _with_sentinel(messages[covered - 1])]
+        try:
+            before = self._text(messages[: covered - 1], tools, prompt=False, thinking=thinking)
+            whole = self._text([*history, *messages[covered:]], tools, prompt=True, thinking=thinking)
+        except self._template.error:
+            return None
+        extension = self._behind_sentinel(whole) if whole.startswith(before) else None
+        return None if extension is None else self._join(prompt, output, extension)
+
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
         return self._reader.read(output, prompt, tools)
 
@@ -224,6 +264,8 @@ class TemplateRenderer:
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
         specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or self._no_tools
+        if self._describes:
+            specs = [_described(spec) for spec in specs or ()] or self._no_tools
         return self._template(self._rows(messages), specs, prompt=prompt, thinking=thinking, effort=self._effort)
 
     def _rows(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -293,12 +335,15 @@ class TemplateRenderer:
         (for example thinking), but the recorded tokens replace it. Only the text after the token counts.
         """
         try:
-            text = self._text([*history, *new], tools, prompt=True, thinking=thinking)
+            return self._behind_sentinel(self._text([*history, *new], tools, prompt=True, thinking=thinking))
         except self._template.error:
             return None
-        if _SENTINEL not in text:
+
+    def _behind_sentinel(self, text: str) -> Extension | None:
+        """What a rendering has behind the message with the sentinel; None if it has none, or no end of it."""
+        end = text.rfind(_SENTINEL)
+        if end < 0:
             return None
-        end = text.rindex(_SENTINEL)
         places = {stop: text.find(self.tokenizer.token(stop), end) for stop in self.stop_token_ids}
         closing = min((stop for stop, place in places.items() if place >= 0), key=places.__getitem__, default=None)
         if closing is None:
@@ -386,7 +431,10 @@ class TemplateRenderer:
         except self._template.error:
             return None
         start = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-        return list(takewhile(lambda token: token not in self.stop_token_ids, whole[start:]))
+        header, turn_ids = self.tokenizer.decode(prompt[start:]).rstrip(), whole[start:]
+        if header and (text := self.tokenizer.decode(turn_ids)).startswith(header):
+            turn_ids = self.tokenizer.encode(text.removeprefix(header))  # only white space behind the header differs
+        return list(takewhile(lambda token: token not in self.stop_token_ids, turn_ids))
 
     def _with_thinking(self, form: ToolFormat) -> ToolFormat:
         """The format with the tags of thinking that the template writes, if it writes other ones than the format's."""
@@ -432,11 +480,9 @@ class TemplateRenderer:
         extensions = {self._extension(history, new, _TOOLS, thinking=True) for history in [*histories, stand_in]}
         if None in extensions:
             return AuditResult(scenario, False, "the template does not render them after a complete assistant message")
-        if len(extensions) > 1:
-            return AuditResult(scenario, False, "the rendering of new messages depends on the history")
         if not all(message.text in extension.text for extension in extensions for message in new if extension):
             return AuditResult(scenario, False, "the template does not write them behind the assistant's message")
-        return AuditResult(scenario, True)
+        return AuditResult(scenario, False, HISTORICAL) if len(extensions) > 1 else AuditResult(scenario, True)
 
     def _takes(self, messages: Sequence[Message]) -> bool:
         try:
@@ -444,6 +490,16 @@ class TemplateRenderer:
         except self._template.error:
             return False
         return True
+
+
+def _described(spec: dict[str, Any]) -> dict[str, Any]:
+    """The tool with an empty description for each parameter that has none."""
+    parameters = spec["function"]["parameters"]
+    properties = {
+        name: {"description": "", **schema} if isinstance(schema, dict) else schema
+        for name, schema in parameters.get("properties", {}).items()
+    }
+    return {**spec, "function": {**spec["function"], "parameters": {**parameters, "properties": properties}}}
 
 
 def _tojson(

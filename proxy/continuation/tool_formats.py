@@ -23,6 +23,7 @@ from rolltap.proxy.continuation.block_formats import (
     SampledCall,
     checked_calls,
     read_deepseek,
+    read_function_gemma,
     read_gemma,
     read_glm,
     read_hermes,
@@ -34,6 +35,7 @@ from rolltap.proxy.continuation.block_formats import (
     read_llama,
     read_minimax,
     read_mistral,
+    read_pythonic,
     read_qwen_xml,
 )
 from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
@@ -310,6 +312,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "gemma4": ToolFormat(
         read_gemma, "<|tool_call>", "<tool_call|>", thinking=("<|channel>", "<channel|>"), label="thought\n"
     ),
+    "function-gemma": ToolFormat(read_function_gemma, "<start_function_call>", "<end_function_call>"),
     "hy3": ToolFormat(
         read_hy3,
         "<tool_calls:opensource>",
@@ -319,6 +322,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "lfm2": ToolFormat(read_lfm2, "<|tool_call_start|>", "<|tool_call_end|>"),
     "lfm2-unescaped": ToolFormat(read_lfm2_unescaped, "<|tool_call_start|>", "<|tool_call_end|>"),
     "llama": ToolFormat(read_llama, "<|python_tag|>", beginnings=("{",)),
+    "pythonic": ToolFormat(read_pythonic, "<|python_start|>", "<|python_end|>", beginnings=("[",)),
     "deepseek-v4": ToolFormat(find_pieces=read_dsml),
     "gpt-oss": ToolFormat(read_reply=read_harmony),
     "inkling": ToolFormat(read_reply=read_inkling_reply),

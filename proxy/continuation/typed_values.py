@@ -1,13 +1,14 @@
 """Types of argument values in formats that write a value as bare text between tags.
 
 One rule: a value is the text, if its schema allows only strings. If the schema allows other types, too, the text is a
-value of another type if it is written exactly like one: JSON, or Python's `True`, `False` and `None`, which some
-templates write. Otherwise it is the text, if a string is allowed, and else does not fit. Where nothing is declared,
+value of another type if it is written exactly like one: JSON, or as Python writes it (`True`, `['a']`), which some
+templates do. Otherwise it is the text, if a string is allowed, and else does not fit. Where nothing is declared,
 text that is JSON is that value.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -21,6 +22,10 @@ Schema = Mapping[str, Any] | bool | None
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORDS = {"true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null"}
+
+_ESCAPED = r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u(?!d[89a-f])[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4})"""
+_PYTHONS = re.compile(rf"""'(?:[^'\\\n]|{_ESCAPED})*'|"(?:[^"\\\n]|{_ESCAPED})*"|\b(?:True|False|None)\b""")
+"""Strings and words in what Python writes for a list or a dict."""
 
 
 class Parameters:
@@ -150,11 +155,21 @@ def _literal(text: str) -> tuple[Types, str] | None:
         return frozenset({"integer", "number"} if is_integer else {"number"}), text
     if text[:1] not in ("{", "["):
         return None
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return frozenset({"object" if isinstance(value, dict) else "array"}), text
+    for write in (str, _json_of_python):
+        try:
+            value = json.loads(written := write(text))
+        except json.JSONDecodeError:
+            continue
+        return frozenset({"object" if isinstance(value, dict) else "array"}), written
+    return None
+
+
+def _json_of_python(text: str) -> str:
+    return _PYTHONS.sub(_as_json, text)
+
+
+def _as_json(token: re.Match[str]) -> str:
+    return _WORDS.get(token[0]) or json.dumps(ast.literal_eval(token[0]), ensure_ascii=False)
 
 
 def _types_of(value: object) -> Types:

@@ -125,6 +125,12 @@ def check_prompt(name: str, counted: int | None, request: SampleRequest) -> None
         raise EngineProtocolError(f"engine {name} counted {counted} prompt tokens; {sent} were sent")
 
 
+def check_output(name: str, counted: int | None, came: int) -> None:
+    """`EngineProtocolError` if the server counts other tokens than came: some came twice, or never."""
+    if counted is not None and counted != came:
+        raise EngineProtocolError(f"engine {name} counted {counted} sampled tokens; {came} came")
+
+
 def finish_of(reason: str | None, known: Mapping[str, Finish]) -> tuple[Finish | None, str]:
     """rolltap's finish reason for a server's; None if the server gives none.
 

@@ -244,6 +244,9 @@ class EngineHttp:
         """The head of an answer with status 200. Any other status raises."""
         content = b"" if body is None else encoder.encode(body)
         response = await self._connections.request(method, path, content, headers)
+        if encoding := response.headers.get("content-encoding", "").replace("identity", ""):
+            response.close()
+            raise EngineProtocolError(f"engine {self.name}: {path} answered in {encoding}, which was not asked for")
         if response.status == 200:
             return response
         try:

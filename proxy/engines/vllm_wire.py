@@ -6,7 +6,9 @@ Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/o
 A token that the server forced where a budget of thinking was spent is marked here, as it does not tell them. Such a
 token is no choice of the policy: it is recorded with a mask of its own id (`rolltap.token_masks`), so that it has no
 gradient. vLLM forces the end of thinking where prompt and output have `most` tokens since thinking began, and such a
-token has log-prob 0 in the mode "processed", in which alone a budget is sent (`EngineFacts.budgets`).
+token has log-prob 0 in the mode "processed", in which alone a budget is sent (`EngineFacts.budgets`). Behind an end
+without a beginning it misses the next end, and forces one more outside of thinking. A server with a
+`reasoning_end_str` of several tokens forces them wherever that whole text is not found, which is not marked.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ NO_LOGPROB = -9999.0
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
+    completion_tokens: int | None = None
 
 
 class Candidate(msgspec.Struct):
@@ -53,7 +56,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class GenerateChoice(msgspec.Struct):
-    token_ids: list[int] = []
+    token_ids: list[int] | None = None
     logprobs: GenerateLogprobs | None = None
     finish_reason: str | None = None
     weight_versions: list[decode.WireVersionSpan] | None = None
@@ -73,14 +76,14 @@ class CompletionChoice(msgspec.Struct):
 
 
 class GenerateEvent(msgspec.Struct):
-    choices: list[GenerateChoice] = []
+    choices: list[GenerateChoice] | None = None
     prompt_token_ids: msgspec.Raw = NOT_ECHOED
     usage: Usage | None = None
     error: decode.Problem | None = None
 
 
 class CompletionEvent(msgspec.Struct):
-    choices: list[CompletionChoice] = []
+    choices: list[CompletionChoice] | None = None
     usage: Usage | None = None
     error: decode.Problem | None = None
 
@@ -177,7 +180,7 @@ def _extra(request: SampleRequest) -> dict[str, Any]:
 
 def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: SampleRequest, count: int) -> SampleChunk:
     """The chunk of an event; `count` is how many ids the output has with it."""
-    ids = choice.token_ids
+    ids = choice.token_ids or []
     content = choice.logprobs.content if choice.logprobs is not None else None
     logprobs, extras = None, {}
     if content is not None and len(content) == len(ids) == 1 and content[0].token_id == ids[0]:
@@ -266,11 +269,13 @@ class GenerateOutput(decode.Output[GenerateEvent]):
         if event.usage is not None:
             decode.check_prompt(self.name, event.usage.prompt_tokens, self.request)
         chunks: list[SampleChunk] = []
-        for choice in event.choices:
+        for choice in event.choices or ():
             self._count += len(choice.token_ids or ())
             chunk = self.to_chunk(choice, event, self.request, self._count)
             self.finished = self.finished or chunk.finish is not None
             chunks.append(chunk if self._forced is None else self._forced.marked(chunk))
+        if event.usage is not None and self.finished:
+            decode.check_output(self.name, event.usage.completion_tokens, self._count)
         return chunks
 
     def _ids(self) -> list[str]:
@@ -367,6 +372,7 @@ class ForcedTokens:
         behind = sum(1 for _ in takewhile(lambda token: token not in (self._open, self._close), reversed(ids)))
         opened = behind < len(ids) and ids[len(ids) - behind - 1] == self._open
         self._thought = behind if opened else None  # tokens of thinking so far; None: it is not under way
+        self._begun = self._thought  # tokens since the first thinking of the output; None: there was none
 
     def marked(self, chunk: SampleChunk) -> SampleChunk:
         """The chunk with `mask_rows`, if its log-probs are known. Where top-p, top-k or min-p cut the vocabulary,
@@ -377,7 +383,12 @@ class ForcedTokens:
         return msgspec.structs.replace(chunk, extras={**chunk.extras, MASK_ROWS: np.asarray(rows, np.int32)})
 
     def _row(self, token: int, logprob: float) -> int:
-        is_spent = self._thought is not None and self._thought >= self._most
+        count = self._begun if token == self._close else self._thought
+        is_spent = count is not None and count >= self._most
+        if self._begun is not None:
+            self._begun += 1
+        elif token == self._open:
+            self._begun = 0
         if token == self._close:
             self._thought = None
         elif self._thought is not None:

@@ -76,7 +76,7 @@ def test_only_what_was_forced_is_marked() -> None:
         forced = ForcedTokens(SampleRequest("c", "m", prompt, 12, extra=budget(most)))
         rows = [forced.marked(chunk).extras[MASK_ROWS].tolist() for chunk in chunks_of(output, values, chance)]
         assert [row for part in rows for row in part] == [
-            -2 - token if value == 0.0 and thought_before([*prompt, *output[:at]], most) else FREE
+            -2 - token if value == 0.0 and spent_before(prompt, output[:at], token, most) else FREE
             for at, (token, value) in enumerate(zip(output, values, strict=True))
         ]
 
@@ -86,9 +86,12 @@ def chunks_of(ids: list[int], values: list[float], chance: random.Random) -> lis
     return [SampleChunk(ids[start:end], values[start:end]) for start, end in pairwise(edges)]
 
 
-def thought_before(ids: list[int], most: int) -> bool:
-    """Whether `ids` end in thinking of at least so many tokens: those since the first opening that is not closed."""
-    behind = ids[len(ids) - ids[::-1].index(CLOSE) :] if CLOSE in ids else ids
+def spent_before(prompt: list[int], output: list[int], token: int, most: int) -> bool:
+    """Whether so many tokens of thinking stand before `token`: those since the first opening that is not closed. For
+    the token that closes it, closings in the output don't count: vLLM misses one that follows a stray one."""
+    ids = [*prompt, *output]
+    kept = prompt if token == CLOSE else ids
+    behind = ids[len(kept) - kept[::-1].index(CLOSE) :] if CLOSE in kept else ids
     return OPEN in behind and len(behind) - behind.index(OPEN) - 1 >= most
 
 

@@ -32,6 +32,31 @@ GEMMA4 = ("<bos>", "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", '<|"|>'
 HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|constrain|>")
 LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
+FUNCTION_GEMMA = ("<start_function_call>", "<end_function_call>", "<escape>")
+
+TURNS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}CALLS{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+EACH = "{% if not loop.last %}, {% endif %}{% endfor %}"
+PYTHONIC = TURNS.replace(
+    "CALLS",
+    "[{% for c in m.tool_calls %}{{ c.function.name }}({% for key, value in c.function.arguments.items() %}"
+    "{{ key }}={{ value | tojson }}" + EACH + ")" + EACH + "]",
+)
+"""Calls as Gemma 3's and Llama 4's templates for tools write them."""
+
+CALLED_WITH_ESCAPES = (
+    "{% macro show(value) %}{% if value is string %}<escape>{{ value }}<escape>{% elif value is mapping %}"
+    "{{ '{' }}{% for key, inner in value.items() %}{{ key }}:{{ show(inner) }}" + EACH.replace(", ", ",") + "}"
+    "{% elif value is sequence %}[{% for inner in value %}{{ show(inner) }}" + EACH.replace(", ", ",") + "]"
+    "{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
+) + TURNS.replace(
+    "CALLS",
+    "{% for c in m.tool_calls %}<start_function_call>call:{{ c.function.name }}{{ show(c.function.arguments) }}"
+    "<end_function_call>{% endfor %}",
+)
+"""Calls as FunctionGemma's template writes them."""
 
 MISTRAL = """{{- bos_token }}{%- for message in messages %}
 {%- if message.role == 'user' %}{{- '[INST] ' + message.content + '[/INST]' }}

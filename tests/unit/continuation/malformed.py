@@ -32,10 +32,13 @@ from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.tokenizer import HubTokenizer
 
 from .making import (
+    CALLED_WITH_ESCAPES,
+    FUNCTION_GEMMA,
     GEMMA4,
     GLM,
     HARMONY,
     LFM2,
+    PYTHONIC,
     family_renderer,
     llama_renderer,
     mistral_renderer,
@@ -169,6 +172,14 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "a Gemma template": (_template("gemma4_v5", *GEMMA4), {"sorts": True}),
     "an LFM2 template": (_template("lfm2_v2", *LFM2), {"escapes": True}),
     "an LFM2.5 template": (_template("lfm2_2_5", *LFM2), {}),
+    "a pythonic template": (
+        lambda folder: TemplateRenderer(tokenizer_with(folder, PYTHONIC)),
+        {"escapes": True, "closing": 0},
+    ),
+    "a FunctionGemma template": (
+        lambda folder: TemplateRenderer(tokenizer_with(folder, CALLED_WITH_ESCAPES, *FUNCTION_GEMMA)),
+        {},
+    ),
     "a Llama template": (llama_renderer, {"closing": 0}),
     "Mistral's list": (lambda folder: mistral_renderer(folder, "list"), {"closing": 0}),
     "Mistral's arguments": (lambda folder: mistral_renderer(folder, "args"), {"closing": 0}),

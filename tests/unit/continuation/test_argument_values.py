@@ -157,7 +157,8 @@ UNFIT = object()
         ({"type": "STRING"}, "1", "1"),
         ({"type": "object"}, '{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
         ({"type": "object"}, "[]", UNFIT),
-        ({"type": "array", "items": STRING}, "['a']", UNFIT),
+        ({"type": "array", "items": STRING}, "['a']", ["a"]),
+        ({"type": "array", "items": STRING}, "['a", UNFIT),
         ({"properties": {"a": INTEGER}}, '{"a": 1}', {"a": 1}),
         ({"$ref": "#/$defs/Name"}, "12", "12"),
         ({"$ref": "#/$defs/Level"}, "3", 3),
@@ -253,3 +254,27 @@ def test_arguments_that_repeat_a_key_are_served_as_sampled_and_marked(either: An
     _, choice = parser.finish("stop")
     assert [call.arguments for call in choice.message.tool_calls] == [arguments]
     assert parser.unparsable
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@PROPERTY
+@given(value=st.lists(JSON_VALUES, max_size=3) | st.dictionaries(TEXT, JSON_VALUES, max_size=3))
+def test_a_list_or_an_object_may_be_written_as_python_does(value: Any) -> None:
+    """Seed-OSS' template does, and so do models that were taught by it."""
+    kind = {"type": "array" if isinstance(value, list) else "object"}
+    parameters = Parameters("f", (Tool("f", "", {"type": "object", "properties": {"x": kind}}),))
+    for written in (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        read = parameters.read("x", written)
+        assert read is not None
+        assert json.loads(read) == value
+
+
+@pytest.mark.parametrize("text", ["['a' 'b']", "['a', b]", "[(1, 2)]", "{'a'}", "['a'", "[f'a']", "[1, -]", "['\\d']"])
+def test_other_python_is_no_value(text: str) -> None:
+    assert Parameters("f", (Tool("f", "", {"properties": {"x": {"type": "array"}}}),)).read("x", text) is None

@@ -53,6 +53,30 @@ def test_templates_without_levels_have_none(either: Any, tmp_path: Path) -> None
     assert not TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen2_5"))).switches_thinking
 
 
+SWITCHES = {
+    "enable_thinking": "{% if enable_thinking %}on{% else %}off{% endif %}",
+    "thinking": "{% if thinking is defined and thinking %}on{% else %}off{% endif %}",
+    "thinking_mode": "{% if thinking_mode == 'disabled' %}off{% else %}on{% endif %}",
+    "skip_thinking": "{% if skip_thinking | default(false) %}off{% else %}on{% endif %}",
+}
+"""By which names vendors' templates (DeepSeek-V3.1, Kimi K3, Granite; MiniMax M3; Cohere) switch thinking."""
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_template_may_switch_thinking_by_any_name(switch: str, tmp_path: Path) -> None:
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen2_5") + SWITCHES[switch]))
+    assert renderer.switches_thinking
+    for thinking, word in ((True, "on"), (False, "off")):
+        prompt = renderer.tokenizer.decode(renderer.render([user("hi")], (), thinking=thinking))
+        assert prompt.endswith(word)
+
+
+def test_a_level_may_have_another_name(tmp_path: Path) -> None:
+    level = "{% if thinking_effort in ['low', 'max'] %}{{ thinking_effort }}{% endif %}"
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen2_5") + level))
+    assert renderer.efforts.levels == ("low", "max")
+
+
 def test_gpt_oss_takes_any_name_and_cannot_be_told_not_to_think(tmp_path: Path) -> None:
     special = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
     renderer = TemplateRenderer(tokenizer_with(tmp_path, trl_template("gptoss"), *special))

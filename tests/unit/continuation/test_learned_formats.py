@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rolltap.protocols.conversation import Message, Reasoning, Text, Tool, ToolCall
+from rolltap.proxy.continuation.fit import find_fitting
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import LEARNED, TemplateRenderer
 
@@ -69,14 +70,15 @@ def drawn(seed: int) -> Form:
     for word, text in zip(("NAME", "ARGS"), names, strict=True):
         call = call.replace(f'"{word}"', f'"{text}"')
     call = call.replace('"ID"', f'"{chance.choice(["id", "call_id"])}"')
-    shape = chance.choice(["a list", "a block each", "each in a block", "lines"])
-    if style in OTHER_STYLES and shape in ("a list", "lines"):
+    shape = chance.choice(["a list", "a block each", "each in a block", "lines", "an open list"])
+    if style in OTHER_STYLES and shape in ("a list", "lines", "an open list"):
         shape = "each in a block"
     open_, close, lead, tail, between = {
         "a list": (f"{block[0]}{space}[", f"]{space}{block[1]}", "", "", ", "),
         "a block each": ("", "", f"{block[0]}{space}", f"{space}{block[1]}", chance.choice(["", "\n"])),
         "each in a block": (block[0] + space, space + block[1], each[0] + space, space + each[1], space),
         "lines": (f"{block[0]}\n", f"\n{block[1]}", "", "", "\n"),
+        "an open list": (f"{block[0]}{space}[", "]", "", "", ", "),
     }[shape]
     row = (
         call.replace("BEFOREMIDDLE", middle[1])
@@ -209,8 +211,65 @@ def test_a_turn_ends_with_the_token_that_ends_replies(tmp_path: Path, end: str) 
     assert renderer.parse(sampled, [], ()).text.replace("<|end_text|>", "").strip() == "one\n\ntwo"
 
 
+def test_a_header_with_other_white_space_is_no_part_of_a_call(tmp_path: Path) -> None:
+    """Granite's 20B code model: the header is a part of a token that differs."""
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.tool_calls %}{% for c in m.tool_calls %}\n<function_call> "
+        "{{ c.function | tojson }}{% endfor %}\n{% else %} {{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
+    block = '<function_call> {"name": "bash", "arguments": {"text": "ls: a"}}'
+    parsed = renderer.parse(renderer.tokenizer.encode(f"\n{block}\n{block}\n<|im_end|>"), [], TOOLS)
+    assert renderer.tool_format == LEARNED
+    assert seen(parsed.tool_calls) == [("bash", {"text": "ls: a"})] * 2
+
+
+def test_a_template_that_needs_descriptions_of_parameters_gets_empty_ones(tmp_path: Path) -> None:
+    fields = "{% for k, v in t.function.parameters.properties.items() %}{{ k + ': ' + v.description }}\n{% endfor %}"
+    template = "{% for t in tools or () %}{{ t.function.name }}(" + fields + "){% endfor %}"
+    template += TURNS.replace("END", "<|im_end|>\n")
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
+    tools = (Tool("look", "", {"type": "object", "properties": {"a": {}, "b": {"description": "It."}}}), Tool("go", ""))
+    prompt = renderer.render([Message("user", (Text("question"),))], tools, thinking=True)
+    assert renderer.tokenizer.decode(prompt).startswith("look(a: \nb: It.\n)go()<|im_start|>user\n")
+
+
 def test_a_template_that_needs_a_list_of_tools_gets_an_empty_one(tmp_path: Path) -> None:
     template = "{% for t in tools %}{{ t.function.name }}\n{% endfor %}" + TURNS.replace("END", "<|im_end|>\n")
     renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
     prompt = renderer.render([Message("user", (Text("question"),))], (), thinking=True)
     assert renderer.tokenizer.decode(prompt) == "<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"
+
+
+LATE = (
+    "{% for m in messages %}{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}"
+    "<|im_start|>user\n{{ messages[0].content }} {{ m.content }}<|im_end|>\n{% elif m.role != 'system' %}"
+    "<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<tool_call>\n{{ m.tool_calls[0].function | tojson }}\n</tool_call>"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PAIRED = (
+    "{% if messages[0].role == 'system' %}<|im_start|>user\n{{ messages[0].content }} {{ messages[1].content }}"
+    "<|im_end|>\n{% set messages = messages[2:] %}{% endif %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('no system message here') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [LATE, PAIRED], ids=["before the last user's", "beside the second message"])
+def test_no_system_message_is_lost(template: str, tmp_path: Path) -> None:
+    """Mistral's template writes it only if a user's message is the last; Gemma's takes it with one other message."""
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, template))
+    fitting = find_fitting(renderer)
+    call = ToolCall("call_1", "bash", '{"text": "ls"}')
+    turns = [
+        Message("user", (Text("question"),)),
+        Message("assistant", (), (call,)),
+        Message("tool", (Text("out"),), tool_call_id="call_1", name="bash"),
+    ]
+    for words in (["one"], ["one", "two"], ["one", "two", "three"]):
+        messages = [*(Message("system", (Text(word),)) for word in words), *turns]
+        prompt = renderer.render(fitting.whole(messages).messages, TOOLS, thinking=True)
+        text = renderer.tokenizer.decode(prompt)
+        assert all(word in text for word in (*words, "question", "out"))

@@ -24,7 +24,14 @@ CASES = 150
 
 
 THINK_IN_TAGS = [name for name in FORMATS if name not in ("gpt-oss", "inkling")]
-IN_ONE_TEXT = ("llama-3", "a Llama template", "Mistral's list", "Mistral's arguments", "deepseek-v4")
+IN_ONE_TEXT = (
+    "llama-3",
+    "a Llama template",
+    "a pythonic template",
+    "Mistral's list",
+    "Mistral's arguments",
+    "deepseek-v4",
+)
 IN_TOKENS = [name for name in THINK_IN_TAGS if name not in IN_ONE_TEXT]
 """The formats whose blocks have a token at each end."""
 

@@ -28,7 +28,20 @@ from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World
-from .making import DEEPSEEK, GEMMA, GLM, LLAMA, llama_renderer, mistral, mistral_renderer, tokenizer_with, trl_template
+from .making import (
+    CALLED_WITH_ESCAPES,
+    DEEPSEEK,
+    FUNCTION_GEMMA,
+    GEMMA,
+    GLM,
+    LLAMA,
+    PYTHONIC,
+    llama_renderer,
+    mistral,
+    mistral_renderer,
+    tokenizer_with,
+    trl_template,
+)
 
 
 def user(text: str) -> Message:
@@ -59,6 +72,9 @@ def calls_of(renderer: TemplateRenderer, text: str) -> list[tuple[str, Any]]:
         (lambda: trl_template("llama3_2"), LLAMA, "llama"),
         (lambda: mistral("list"), ("[TOOL_CALLS]", "</s>"), "mistral"),
         (lambda: mistral("args"), ("[TOOL_CALLS]", "[ARGS]", "</s>"), "mistral"),
+        (lambda: PYTHONIC, (), "pythonic"),
+        (lambda: PYTHONIC.replace(" | tojson", "").replace("={{ value }}", '="{{ value }}"'), (), "pythonic"),
+        (lambda: CALLED_WITH_ESCAPES, FUNCTION_GEMMA, "function-gemma"),
         (lambda: trl_template("gemma3"), GEMMA, "none"),
     ],
 )
@@ -72,8 +88,8 @@ def test_a_declared_format_is_taken_and_an_unknown_one_lists_the_known(tmp_path:
     tokenizer = tokenizer_with(tmp_path, trl_template("gemma3"), "<start_of_turn>", "<end_of_turn>")
     renderer = TemplateRenderer(tokenizer, "llama")
     assert calls_of(renderer, '{"name": "bash", "parameters": {"command": "ls"}}') == [("bash", {"command": "ls"})]
-    with pytest.raises(ConfigError, match=f"'pythonic'; known: {', '.join(TOOL_FORMATS)}"):
-        TemplateRenderer(tokenizer, "pythonic")
+    with pytest.raises(ConfigError, match=f"'xml'; known: {', '.join(TOOL_FORMATS)}"):
+        TemplateRenderer(tokenizer, "xml")
 
 
 def test_llama_calls_are_read_and_continued_in_the_sampled_tokens(llama: TemplateRenderer) -> None:
@@ -114,6 +130,30 @@ def test_a_llama_call_is_no_text(llama: TemplateRenderer, tag: str) -> None:
     _, choice = parser.finish("stop")
     assert choice.message.text == ""
     assert [json.loads(call.arguments) for call in choice.message.tool_calls] == [{"command": "ls"}]
+
+
+@pytest.mark.parametrize("tools", [(BASH,), ()])
+@pytest.mark.parametrize(
+    ("text", "is_call"),
+    [
+        ("[bash(command='ls -la\\n', n=[1, None], deep={'a': True})]", True),
+        ('[bash(command="a\nb"), bash()]', True),
+        ("[bash(command='ls')] and more", False),
+        ("[1, 2]", False),
+        ("[see above](link)", False),
+        ("Well: [bash(command='ls')]", False),
+    ],
+)
+def test_a_python_list_of_calls_is_the_whole_reply(tmp_path: Path, text: str, is_call: bool, tools: Any) -> None:
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, PYTHONIC))
+    parser = reader(renderer, tools)
+    for token in renderer.tokenizer.encode(text):
+        parser.feed([token])
+    _, choice = parser.finish("stop")
+    names = [call.name for call in choice.message.tool_calls]
+    assert names == (["bash"] * text.count("bash(") if is_call and tools else [])
+    assert choice.message.text == ("" if names else text)
+    assert parser.unparsable == (text.endswith("more") and bool(tools))
 
 
 @pytest.mark.parametrize("text", ["An object {like this} is no call.", '{"colour": "red"}', "{oh"])
