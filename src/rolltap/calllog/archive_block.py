@@ -353,7 +353,8 @@ def _check_contents(block: Block) -> None:
         for name, array in unpack_arrays(extras).items():
             kind, widths = ARRAYS.get(name, ("biuf", range(1, 4)))
             if array.dtype.kind not in kind or array.ndim not in widths or (name in ARRAYS and array.itemsize > 4):
-                raise InvalidRequest(f"call {call_id}: {name}: an array of {array.dtype} {array.shape}")
+                problem = f"{name} holds no numbers such as engines give: {array.dtype} {array.shape}"
+                raise InvalidRequest(f"call {call_id}: {problem}")
     for row in block.intents:
         request = from_msgpack(unpack_bytes(row[-1]), StoredRequest)
         for json_text in (request.head, *request.items, *request.fixed.values()):
