@@ -21,9 +21,8 @@ from fastapi import Request
 from msgspec.inspect import EnumType, LiteralType, UnionType, type_info
 
 from rolltap.contract.base import MAX_DEPTH, RequestBody
-from rolltap.decoding import convert, from_json, parse_json
+from rolltap.decoding import convert, from_json, parse_json, values_in
 from rolltap.errors import BodyTooLarge, InvalidRequest
-from rolltap.protocols.cache_space import values_in
 
 T = TypeVar("T")
 B = TypeVar("B", bound=RequestBody)

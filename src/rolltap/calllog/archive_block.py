@@ -34,7 +34,7 @@ from rolltap.calllog.schema import (
 from rolltap.contract.base import MAX_DEPTH, check_free_form
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import MAX_TAGS, check_sizes
-from rolltap.decoding import any_json, from_json, from_msgpack
+from rolltap.decoding import any_json, from_json, from_msgpack, values_in
 from rolltap.errors import InvalidRequest, RecordCorrupt
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME, tenant_of
 from rolltap.token_masks import MASK_ROWS, MASK_TABLE, SAMPLING_MASK
@@ -55,6 +55,8 @@ ID = re.compile(r"\w[\w.:-]{0,127}")
 """Of a session or a call. It has a place in paths, file names and commands."""
 MOST_TOKEN = 1 << 40
 """The greatest fencing token of an annotation: pages add them up."""
+MOST_IN_ONE = 1_000_000
+"""The most values of a call's request, of its reply and of each text. A body of the API has half as many."""
 MOST_CALL_TOKENS = 1 << 24
 """The most tokens of a call's prompt and output. Readers have some 15 bytes for each."""
 
@@ -127,6 +129,7 @@ def check_block(block: Block, most_bytes: float = math.inf, known_sizes: Mapping
             _check_row(table, row)
         size, added = _unpacked(block)
         _check_size(size, most_bytes)  # before anything is unpacked
+        _check_counts(block)  # before anything is decoded
         sizes = {**(known_sizes or {}), **part_sizes(block)}
         size += _size_of_repeats(block, sizes) + _size_of_arrays(block, added)
         _check_size(size, most_bytes)
@@ -223,6 +226,34 @@ def _unpacked(block: Block) -> tuple[int, dict[str, int]]:
     return size, added
 
 
+def _check_counts(block: Block) -> None:
+    """Raises for more values in one piece than the API takes: an empty list has three bytes there, and 60 in memory."""
+    for table, row in _rows(block):
+        for column, value in zip(table.columns, row, strict=True):
+            if column.name in JSON_COLUMNS and isinstance(value, str):
+                _check_count(values_in(value.encode()), row[0])
+    for call_id, _presumed, *_, message, extras in block.completions:
+        _check_count(values_in(unpack_bytes(message)), call_id)
+        _check_count(count_values(unpack_bytes(extras), MOST_IN_ONE), call_id)
+    values_by_part: dict[bytes, int] = {}
+    for digest, data in block.parts:
+        text = unpack_bytes(data)
+        values_by_part[digest] = values_in(text) if text.lstrip()[:1] in (b"[", b"{") else 0  # an image has any bytes
+        _check_count(values_by_part[digest], digest.hex())
+    for row in block.intents:
+        packed = unpack_bytes(row[-1])
+        _check_count(count_values(packed, MOST_IN_ONE), row[0])
+        request = from_msgpack(packed, StoredRequest)
+        values = sum(map(values_in, (request.head, *request.items, *request.fixed.values())))
+        values += sum(values_by_part.get(digest, 0) for digest in split_hashes(row[INTENT_HASHES]))
+        _check_count(values, row[0])
+
+
+def _check_count(values: int, owner: str) -> None:
+    if values > MOST_IN_ONE:
+        raise InvalidRequest(f"{owner}: over {MOST_IN_ONE:,} values in one piece")
+
+
 def _size_of_repeats(block: Block, sizes: Mapping[bytes, int]) -> int:
     """The bytes of the parts that a request names again, and of its images, which are copied into its messages."""
     size = 0
@@ -308,7 +339,8 @@ def _check_contents(block: Block) -> None:
         for name, array in codec.unpack_arrays(extras).items():
             kind, widths = ARRAYS.get(name, ("biuf", range(1, 4)))
             if array.dtype.kind not in kind or array.ndim not in widths or (name in ARRAYS and array.itemsize > 4):
-                raise InvalidRequest(f"call {call_id}: {name}: an array of {array.dtype} {array.shape}")
+                problem = f"{name} holds no numbers such as engines give: {array.dtype} {array.shape}"
+                raise InvalidRequest(f"call {call_id}: {problem}")
     for row in block.intents:
         request = from_msgpack(codec.unpack_bytes(row[-1]), codec.StoredRequest)
         for json_text in (request.head, *request.items, *request.fixed.values()):
@@ -335,6 +367,33 @@ def _check_values(block: Block) -> None:
         for name, array in done.extras.items():
             if name.endswith("_ids") and (array.dtype.kind not in "iu" or array.min(initial=0) < 0):
                 raise InvalidRequest(f"call {done.call_id}: {name} are no token ids")
+
+
+_FIXED = {0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5}
+_FIXED |= {0xD3: 9, 0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5}
+"""The bytes of a value, or of the head of a list or map, by its first byte."""
+_MEASURED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
+_MEASURED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
+"""The bytes of a length, and those between it and so many bytes."""
+
+
+def count_values(data: bytes, most: int) -> int:
+    """The number of values in `data`, lists and maps and what is in them; stops above `most`. It means nothing if
+    `data` is no MessagePack. It makes none of them: an empty list takes one byte there, and 56 in memory."""
+    at = count = 0
+    while at < len(data) and count <= most:
+        first = data[at]
+        count += 1
+        if first < 0xA0 or first >= 0xE0:
+            at += 1
+        elif first < 0xC0:
+            at += 1 + (first & 0x1F)
+        elif first in _MEASURED:
+            width, between = _MEASURED[first]
+            at += 1 + width + between + int.from_bytes(data[at + 1 : at + 1 + width])
+        else:
+            at += _FIXED.get(first, 1)
+    return count
 
 
 def missing_parts(block: Block, known: Container[bytes]) -> list[str]:

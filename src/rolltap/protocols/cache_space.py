@@ -16,6 +16,7 @@ from threading import RLock
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+from rolltap.decoding import values_in
 from rolltap.protocols.conversation import Image, Message
 
 K = TypeVar("K", bound=Hashable)
@@ -33,9 +34,7 @@ ENTRY_BYTES = 600
 """Estimated bytes of an entry without its value."""
 
 STRUCTURE_BYTES = 64
-"""Estimated bytes of a value in parsed JSON. One of `STRUCTURE` precedes each value."""
-
-STRUCTURE = b",:[{"
+"""Estimated bytes of a value in parsed JSON."""
 
 
 class CacheSpace:
@@ -149,11 +148,6 @@ def json_bytes(raw: bytes) -> int:
     """An upper estimate of the bytes of a piece of JSON and its parsed value."""
     is_wide = not raw.isascii() or b"\\u" in raw  # one wide character makes four bytes of every one of its text
     return (5 if is_wide else 2) * len(raw) + STRUCTURE_BYTES * values_in(raw)
-
-
-def values_in(raw: bytes) -> int:
-    """An upper estimate of the number of values in a piece of JSON, without parsing it."""
-    return len(raw) - len(raw.translate(None, STRUCTURE))
 
 
 def message_bytes(message: Message) -> int:

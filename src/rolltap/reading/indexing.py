@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from rolltap.calllog.codec import left_out_if_unreadable
 from rolltap.calllog.database import Database
@@ -29,6 +30,7 @@ from rolltap.calllog.outlines import (
 )
 from rolltap.contract.admin import Note
 from rolltap.contract.rules import RULES, rules_of
+from rolltap.contract.tags import VALUE_CHARS
 from rolltap.errors import StoreError
 from rolltap.ledger.views import SessionOrigin, ledger_changes_since, origins, tampered_since, tampering_counts
 from rolltap.reading.index import IndexRow, SessionIndex, index_row
@@ -180,6 +182,12 @@ class Indexer:
         await asyncio.to_thread(self.index.put, waiting, rows, calls)
 
 
+MOST_NAMES = 64
+"""The most models, dialects, tags, scores and labels of a summary, each: calls and notes may bring any number."""
+MOST_CHARS = 1024
+"""The most characters of each but a tag."""
+
+
 def summary_of(
     session: Session,
     calls: Sequence[CallOutline],
@@ -190,12 +198,16 @@ def summary_of(
 ) -> tuple[SessionSummary, tuple[str, ...]]:
     """Returns the summary, and the tags of the session's group and task.
 
-    A rollout's reward belongs to its last attempt: the sessions of earlier attempts have none.
+    A rollout's reward belongs to its last attempt: the sessions of earlier attempts have none. A summary has a largest
+    size, as a list has many: the last scores and labels, the first models and tags.
     """
     tags = tags_after(session.tags, notes)
     if RULES in tags:
         tags[RULES] = str(rules_of(session))
     is_last_attempt = origin is not None and origin.rollout.session_id in (None, session.id)
+    scores = {note.name: float(note.value) for note in notes if note.kind == "score" and note.call_id is None}  # type: ignore[arg-type]
+    models = dict.fromkeys(call.model[:MOST_CHARS] for call in calls if call.model)
+    dialects = dict.fromkeys(call.dialect[:MOST_CHARS] for call in calls)
     summary = SessionSummary(
         id=session.id,
         policy=session.policy,
@@ -206,10 +218,10 @@ def summary_of(
         group_id=origin.group.id if origin else None,
         task_id=origin.task.id if origin else None,
         status=origin.rollout.status.value if origin and is_last_attempt else None,
-        harness=harness_of(tags.get("harness"), origin.task if origin else None),
-        models=tuple(dict.fromkeys(call.model for call in calls if call.model)),
-        dialects=tuple(dict.fromkeys(call.dialect for call in calls)),
-        tags=tags,
+        harness=harness_of(tags.get("harness"), origin.task if origin else None)[:MOST_CHARS],
+        models=tuple(islice(models, MOST_NAMES)),
+        dialects=tuple(islice(dialects, MOST_NAMES)),
+        tags={name: value[:VALUE_CHARS] for name, value in islice(tags.items(), MOST_NAMES)},
         purpose=_purpose(tags, origin),
         opening=opening,
         calls=len(calls),
@@ -227,7 +239,7 @@ def summary_of(
         first_call_at=min((call.created_at for call in calls), default=None),
         last_call_at=max((call.finished_at or call.created_at for call in calls), default=None),
         reward=origin.reward if origin and is_last_attempt else None,
-        scores={note.name: float(note.value) for note in notes if note.kind == "score" and note.call_id is None},  # type: ignore[arg-type]
+        scores=dict(list(scores.items())[-MOST_NAMES:]),
         labels=_labels(notes),
     )
     group_tags = (*origin.group.tags, *origin.task.tags) if origin else ()
@@ -251,4 +263,5 @@ def harness_of(tag: str | None, task: Task | None) -> str:
 def _labels(notes: Sequence[Note]) -> tuple[str, ...]:
     """Returns the labels of the whole session: `name`, or `name=value` if it has a value."""
     last_values = {note.name: note.value for note in notes if note.kind == "label" and note.call_id is None}
-    return tuple(f"{name}={value}" if value else name for name, value in last_values.items())
+    some = list(last_values.items())[-MOST_NAMES:]
+    return tuple((f"{name}={value}" if value else name)[:MOST_CHARS] for name, value in some)

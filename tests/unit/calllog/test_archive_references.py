@@ -138,7 +138,7 @@ def test_an_array_that_readers_know_is_such_as_engines_give(name: str, odd: str)
     intent = an_intent(session)
     done = a_completion(intent.id, extras={name: ODD_ARRAYS[odd]})
     rows = [list(intent_row(intent)[0])], [list(completion_row(done))]
-    with pytest.raises(RecordCorrupt, match=f"{name}: an array of|are no token ids|than their log-probs"):
+    with pytest.raises(RecordCorrupt, match=f"{name} holds no numbers such as engines give"):
         check_block(Block(list(session_row(session)), [], *rows, [], None))
 
 
@@ -185,3 +185,40 @@ async def test_no_note_changes_a_tag_that_the_server_sets(sql_log: SqlCallLog, n
     for value in ("other", None):
         note = Note("n1", session.id, None, "tag", name, value, author="me", created_at=5.0)
         assert tags_after(session.tags, [note]) == {name: "as it was"}
+
+
+EMPTY = b"[" + b"[]," * 1_500_000 + b"[]]"
+COUNTED = {
+    "item": ({"request": RequestParts(b"{}", (EMPTY,))}, {}),
+    "head": ({"request": RequestParts(EMPTY)}, {}),
+    "field": ({"request": RequestParts(b"{}", (), 0, {"tools": EMPTY})}, {}),
+    "four items": ({"request": RequestParts(b"{}", (EMPTY[: len(EMPTY) // 4],) * 4)}, {}),
+    "small items": ({"request": RequestParts(b"{}", (b"[]",) * 1_500_000)}, {}),
+    "sampling": ({"sampling_asked": {"x": [[]] * 1_500_000}}, {}),
+    "message": ({}, {"message": EMPTY}),
+    "usage": ({}, {"usage": {str(at): 1 for at in range(600_000)}}),
+    "arrays": ({}, {"extras": {str(at): np.zeros(2, np.int8) for at in range(200_000)}}),
+}
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_a_piece_of_an_archive_has_a_most_number_of_values(what: str) -> None:
+    """30 MB of empty lists are 500 bytes in a file, and took a GB and a minute of each reader."""
+    of_call, of_reply = COUNTED[what]
+    session = a_session()
+    intent = an_intent(session, **of_call)
+    row, large = intent_row(intent)
+    parts = [(digest, pack_bytes(part)) for digest, part in large.items()]
+    done = completion_row(a_completion(intent.id, **of_reply))
+    block = Block(list(session_row(session)), parts, [list(row)], [list(done)], [], None)
+    began = time.process_time()
+    with pytest.raises(RecordCorrupt, match="over 1,000,000 values in one piece"):
+        check_block(block)
+    assert time.process_time() - began < 5
+
+
+def test_an_image_of_an_archive_may_have_any_bytes() -> None:
+    session = a_session()
+    image = b"\x89PNG" + b"[{,:" * 1_000_000
+    digest = part_hash(image)
+    check_block(block_of(session, StoredRequest(b"{}", [TEXT], [], {}, [], [(0, 27)]), [digest], [image]))

@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -16,15 +17,17 @@ from rolltap.calllog import sessions as stored_sessions
 from rolltap.calllog.codec import MOST_COUNTED, checksum
 from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.notes import append_note
+from rolltap.calllog.outlines import CallOutline
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
 from rolltap.calllog.sql import open_call_log
-from rolltap.contract.admin import HarnessLog, LogEntry, NewNote
+from rolltap.contract.admin import HarnessLog, LogEntry, NewNote, Note
 from rolltap.errors import RecordTooLarge
 from rolltap.proxy.reading_process.questions import SessionEnds
 from rolltap.proxy.viewer.listing import address_of
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import decoded
 from rolltap.reading.decoded import parse_request, preview, refused_view, reply_view
+from rolltap.reading.indexing import summary_of
 from rolltap.reading.reader import opened_reader
 from rolltap.reading.types import SessionQuery, SessionSummary
 from rolltap.reconstructor.reconstruct import reconstruct
@@ -195,3 +198,25 @@ def reseal(store: Path, session_id: str) -> None:
             crc = checksum(tuple(typed[:at]), tuple(typed[at + 1 :]))
             connection.execute(f"UPDATE {table.name} SET crc = ? WHERE {owner}", (crc, session_id))
         connection.commit()
+
+
+def test_a_session_has_a_largest_size_in_a_list() -> None:
+    """Calls and notes may bring any number of names: 50,000 labels of an archive of 100 kB made a list of 60 MB."""
+    session, many = a_session(tags={"own": "tag"}), 3000
+    added = [
+        Note(f"n{at}", session.id, None, kind, f"{at}" + "n" * 250, value, author="me", created_at=5.0)
+        for at in range(many)
+        for kind, value in (("score", 1.5), ("label", "v" * 60_000), ("tag", "v" * 60_000))
+    ]
+    calls = [
+        CallOutline(
+            f"c{at}", session.id, None, 5.0, "", f"{at}" + "d" * 8000, f"{at}" + "m" * 8000, "", False,
+            1, 1, 6.0, "completed", None, "", None, None,
+        )
+        for at in range(many)
+    ]  # fmt: skip
+    summary, _ = summary_of(session, calls, None, added)
+    assert len(msgspec.json.encode(summary)) < 1 << 20
+    assert summary.tags["own"] == "tag"
+    assert next(reversed(summary.scores)).startswith(f"{many - 1}n")
+    assert summary.labels[-1].startswith(f"{many - 1}n")
