@@ -18,7 +18,6 @@ import re
 import string
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from rolltap.harnesses.evaluators.decoys import Function, assigned_names, function_to_change, name_of
 
@@ -35,10 +34,6 @@ SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 LETTERS = 4
 """So many letters of a text are changed so that another text surely doesn't contain it: of `"item 1"` one letter or
 digit might make a text that is there, too."""
-
-
-class _Method(ast.Call):
-    func: ast.Attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +116,8 @@ class _Places:
             comparisons = [each for each in parts if isinstance(each, ast.Compare) and len(each.ops) == 1]
             found = [self._of_comparison(type(each.ops[0]), each.left, each.comparators[0]) for each in comparisons]
             return [edit for edits in found for edit in edits]
-        call = self._method(statement)
-        kind = METHODS.get(call.func.attr) if call else None
+        call, method = self._method(statement)
+        kind = METHODS.get(method.attr) if method else None
         return self._of_comparison(kind, *call.args[:2]) if call and kind and len(call.args) > 1 else []
 
     def other_edits(self, statement: ast.stmt) -> list[_Edit]:
@@ -138,10 +133,10 @@ class _Places:
                 return [_Edit(self.start(whole), self.end(whole), text)]
         if isinstance(statement, ast.With) and len(statement.items) == 1:
             return self._of_error(statement.items[0].context_expr)
-        call = self._method(statement)
-        if call and HAVE_A_VALUE.fullmatch(call.func.attr) and not _is_about(call.args[0]):
+        call, method = self._method(statement)
+        if call and method and HAVE_A_VALUE.fullmatch(method.attr) and not _is_about(call.args[0]):
             value = f"{self.text(call.args[0])}{self._lines_after(call.args[0], call)}"
-            text = f"{self.text(call.func.value)}.assertEqual({value}, {number})"
+            text = f"{self.text(method.value)}.assertEqual({value}, {number})"
             return [_Edit(self.start(call), self.end(call), text)]
         return self._of_error(call) if call else []
 
@@ -158,7 +153,7 @@ class _Places:
             return []
         return [_Edit(self.start(error), self.end(error), random.choice(ERRORS))]
 
-    def _method(self, statement: ast.stmt) -> _Method | None:
+    def _method(self, statement: ast.stmt) -> tuple[ast.Call, ast.Attribute] | tuple[None, None]:
         """The call of a method, such as a unit test's, that the file does not define."""
         call = statement.value if isinstance(statement, ast.Expr) else None
         if (
@@ -168,8 +163,8 @@ class _Places:
             and call.args
             and not any(isinstance(each, ast.Starred) for each in call.args)
         ):
-            return cast(_Method, call)
-        return None
+            return call, call.func
+        return None, None
 
     def _of_comparison(self, kind: type[ast.cmpop], left: ast.expr, right: ast.expr) -> list[_Edit]:
         if kind is ast.Eq:

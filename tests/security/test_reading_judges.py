@@ -62,7 +62,7 @@ async def test_a_judge_that_starts_what_lies_among_the_agents_files_does_not_onl
     form: str, tmp_path: Path
 ) -> None:
     name = random.choice(("check", "grade", "verify_it"))
-    forged = dict.fromkeys((f"{name}.sh", f"sub/{name}.py", f"{name}.py", f"{name}.awk"), "")
+    forged: dict[str, str] = dict.fromkeys((f"{name}.sh", f"sub/{name}.py", f"{name}.py", f"{name}.awk"), "")
     verdict = await judged(form.format(name), forged, tmp_path, is_sandboxed=random.choice((True, False)))
     assert UNPROTECTED in verdict.detail
     reads = random.choice(

@@ -273,7 +273,7 @@ def test_only_tests_that_surely_run_another_files_part_must_fail(name: str) -> N
     assert (changed.count("assert 0 == 1"), made) == (1, ["test_a"])
 
 
-REPLACED = (
+OF_PYTHON = (
     *("range", "zip", "enumerate", "reversed", "sorted", "map", "filter", "list", "tuple", "set", "dict"),
     *("all", "any", "len", "sum", "max", "min", "abs", "repr", "isinstance", "issubclass", "hasattr", "callable"),
 )
@@ -287,7 +287,7 @@ INSTEAD = {
 }
 
 
-@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize("name", OF_PYTHON)
 def test_a_replaced_name_of_pythons_makes_a_decoy_pass(name: str) -> None:
     text, decoys = with_decoys("def test_x():\n    for n in range(3):\n        assert n == n\n", ["test_x"])
     assert decoys == ["test_x"]
