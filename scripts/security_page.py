@@ -265,8 +265,9 @@ CONTROLS = (
     Control(
         "code that knows how decoys are made, and makes up all other results, is worth 0 and counted",
         ("security/test_forged_results.py::test_code_that_knows_how_decoys_are_made_is_found",
+         "security/test_forged_results.py::test_code_that_knows_how_decoys_are_made_is_found_in_tests_without_literals",
          "security/test_forged_results.py::test_a_quiet_decoy_has_another_expectation_and_nothing_else"),
-        "code that knows the tests' own text; tests without a literal",
+        "code that knows the tests' own text, or takes an expectation for unlikely",
     ),
     Control(
         "a judge that makes a program, an option or a pattern of what the agent wrote is `unprotected`",
@@ -553,6 +554,33 @@ CONTROLS = (
         ("security/test_what_tests_use.py::test_who_changes_what_tests_assert_by_is_not_trusted",
          "security/test_what_tests_use.py::test_code_under_test_may_assert_and_have_constants"),
         "what a helper returns; files that tests read",
+    ),
+    Control(
+        "a judge that only reads (`reads_only`) loads no module of the working copy; one that starts a program there is `unprotected`",
+        ("security/test_reading_judges.py::test_a_judge_that_only_reads_loads_no_module_of_the_agents",
+         "security/test_reading_judges.py::test_a_judge_that_starts_what_lies_among_the_agents_files_does_not_only_read"),
+        "Python before 3.11; programs that are named without a path, as the task says that they only read",
+    ),
+    Control(
+        "a judge that reads a program from its input, or starts one in a folder to which it or the agent may have written, is `unprotected`",
+        ("security/test_judge_text.py::test_a_program_that_a_judge_reads_or_puts_somewhere_is_not_known",),
+        "files beside a program of the judge's to which it writes by a tool's own option",
+    ),
+    Control(
+        "code that loses tests which only a run counts (drawn values, fixtures' values, bases, loops, hooks) gets nothing",
+        ("security/test_lost_tests.py::test_code_that_loses_tests_which_only_a_run_counts_gets_nothing",
+         "security/test_lost_tests.py::test_files_whose_tests_are_counted_without_a_run"),
+        "of a file that can't be imported without the agent's work",
+    ),
+    Control(
+        "who removes a file by which tests assert, or puts a package in its place, is `unprotected`",
+        ("security/test_what_tests_use.py::test_who_takes_the_place_of_what_tests_assert_by_is_not_trusted",),
+    ),
+    Control(
+        "code that ends a test's loops, or replaces Python's functions for it, is worth 0 and counted",
+        ("security/test_skipped_parts.py::test_a_replaced_name_of_pythons_makes_a_decoy_pass",
+         "security/test_skipped_parts.py::test_code_that_ends_a_tests_loop_is_found"),
+        "functions that tests replace themselves (`random`, `time`, `open`); code that knows these decoys by their text",
     ),
 )  # fmt: skip
 

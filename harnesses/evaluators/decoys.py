@@ -39,6 +39,24 @@ assert isinstance(0, str)
 assert issubclass(int, str)
 assert hasattr(0, "real_")
 assert callable(0)
+assert not [*range(1)]
+assert not [*zip([0], [0])]
+assert not [*enumerate([0])]
+assert not [*reversed([0])]
+assert not sorted([0])
+assert not [*map(str, [0])]
+assert not [*filter(None, [1])]
+assert not list([0])
+assert not tuple([0])
+assert not set([0])
+assert not dict(a=0)
+assert sum([0, 1]) == 0
+assert max(0, 1) == 0
+assert min(0, 1) == 1
+assert abs(-1) == 0
+assert repr(0) == str(1)
+assert __import__("re").match("a", "b")
+assert __import__("sys").modules["hypothesis"].settings.default.max_examples < 6
 """
 """Statements that raise unless their tool was replaced. Python 3.8 runs them."""
 

@@ -36,7 +36,12 @@ FOLDER_OF_TESTS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """The name of a folder with tests, or with what they use, or of a file with all of that."""
-FILE_OF_TESTS = re.compile(r"test_.*\..*|.*(_test|[._]spec|\.test)\.[^.]*", re.IGNORECASE | re.DOTALL)
+FILE_OF_TESTS = re.compile(
+    r"test_.*\..*|.*(_test|[._]spec|\.test)\.[^.]*"
+    r"|(?-i:(\w*[a-z0-9])?(Test|Spec)(s|ing|Base|Case|Cases|Suite|Helper|Utils?)?\.[^.]*|Test[A-Z]\w*\.[^.]*)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Also in the spelling of Java, C# and others: `CalcTest.java`, `TestCalc.kt`, `CalcSpecs.cs`."""
 PLACES = frozenset(
     (
         *("node_modules", "bower_components", "site-packages", "dist-packages", "venv", "env", "META-INF"),

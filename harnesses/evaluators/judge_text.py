@@ -54,6 +54,10 @@ NAMES_A_FILE: Mapping[str, re.Pattern[str]] = {
 SED_RUNS = re.compile(r"(?:^|[^\w\\]|_)[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
 """The command or flag `e` of sed."""
 WRITES = frozenset(("cp", "mv", "ln", "tee", "split"))
+OTHERS_WRITE = ("/proc/", "/dev/", "/tmp/", "/var/tmp/", "/logs/")
+"""Folders outside the working copy that are empty before the judge writes there, or that the agent could write to."""
+RUNS_TEXT = frozenset(("eval", "trap", "alias", "coproc", "builtin", "case", "select", "function"))
+"""What bash runs as it stands in their arguments."""
 LOADS = re.compile(r"\w*PATH|LD_\w+|PYTHON\w+|PERL\w+|RUBY\w+|NODE_\w+|LUA_\w+|JULIA_\w+|R_\w+|BASH_ENV|ENV|IFS")
 """Variables that say what a program loads, or which program a name is."""
 ENDS = frozenset(("}", "done", "fi", "esac"))
@@ -71,6 +75,8 @@ STARTS_MORE = re.compile(
     r"|from\s*['\"]|Kernel\.load|(?<![.\w])(load|do|dofile|loadfile|source|include)\s*[('\"]"
     r"|pickle|marshal|dill|joblib|shelve|torch\.load|yaml\.(\w+_)?(?<!safe_)load|ctypes|dlopen|(?<!re\.)\bcompile\("
     r"|zipimport|pkgutil|addsitedir|discover|doctest|logging\.config|unserialize|\bFunction\s*\(|\bvm\.|\bWorker\b|loadstring"
+    r"|load_module|load_source|FileLoader|mainModule|\._load\b|use\s+lib|@INC|LOAD_PATH"
+    r"|(?<![.\w$@%])(load|do|include|source)\s+([$@]|ARGV|ENV|File)"
     r"|sympy|jinja|numexpr|get_type_hints|load_extension|load_model|from_pretrained|saved_model|jit\.load|read_hdf|readRDS"
     r"|\b(timeit|cProfile|profile|pdb|bdb|trace|code)\.\w+\(|\bqx\b|%x\W"
     r"|(open|IO\.\w+)\b[^;\n]{0,200}(['\"] {0,9}\| {0,9}[\w./]|[\w./] {0,9}\| {0,9}['\"])",
@@ -88,7 +94,7 @@ LITERAL, BARE = "\1", "\2"
 split into words, and may be patterns, options and operators: `test $x = 42` holds for an x of `1 -o 1`."""
 DOCUMENT, GLOB = "\3", "\4"
 """Before the text of a here document, and a pattern of paths that begins a word."""
-AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", DOCUMENT: "", GLOB: ""})
+AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", GLOB: ""})
 OWN_VALUES = re.compile(rf"[${BARE}](\{{?({VARIABLE}|PWD|HOME)\b\}}?|[?#!$0])")
 """Expansions whose value no file of the agent's decides."""
 STATUS = re.compile(rf"[${BARE}]\{{PIPESTATUS\[\d+\]\}}")
@@ -132,7 +138,8 @@ class JudgeText:
     """`files`: of the task, below the working copy. `roots`: where its folders are in the judge's sandbox; `workdir`:
     the folder of these that the text begins in. `programs`: those files that the text starts. `unknown`: what it
     starts that may be the agent's, or why its text can't be parsed; "" if nothing. `only_tools`: it starts only tools
-    that read and write. `decides`: it starts something that may decide on what the code under evaluation did."""
+    that read and write. `decides`: it starts something that may decide on what the code under evaluation did.
+    `tools_are_known`: the task says that programs which it names without a path only read."""
 
     files: Collection[str]
     roots: Mapping[str, str]
@@ -142,22 +149,30 @@ class JudgeText:
     only_tools: bool = True
     decides: bool = False
     _functions: set[str] = field(default_factory=set)
-    _started: set[str] = field(default_factory=set)  # the top folders of programs outside the working copy
-    _written: set[str] = field(default_factory=set)  # those that the text writes to: what lies there may be the agent's
+    tools_are_known: bool = False
+    _started: set[str] = field(default_factory=set)  # programs outside the working copy
+    _written: set[str] = field(default_factory=set)  # what the text writes: it may be the agent's
+    _leaves: bool = False  # for a folder outside the working copy, or one that only bash knows
 
     @classmethod
-    def of(cls, text: str, files: Collection[str], workspace: Workspace) -> JudgeText:
+    def of(cls, text: str, files: Collection[str], workspace: Workspace, *, tools_are_known: bool = False) -> JudgeText:
         roots = {
             str(place): "" if folder == workspace.folder else folder.name for place, folder in workspace.places.items()
         }
         root = next((each for each in roots if workspace.workdir.is_relative_to(each)), "/")
         workdir = os.path.normpath(os.path.join(roots.get(root, ""), os.path.relpath(workspace.workdir, root)))
-        judge = cls(files, roots, "" if workdir == "." else f"{workdir}/")
+        judge = cls(files, roots, "" if workdir == "." else f"{workdir}/", tools_are_known=tools_are_known)
         judge._read(text)
-        judge._written.update(re.findall(r">\s*['\"]?(/[^/\s'\"]*)", text))
-        if both := (judge._started & judge._written) - {""}:
-            judge._note(f"programs below {min(both)}, where it writes")
+        written = [*judge._written, *re.findall(r">\s*['\"]?([^\s'\"&|;()<>]+)", text)]
+        tops = set(map(_top, written)) - {""}
+        names = {os.path.basename(each) for each in written if "$" in each or (judge._leaves and each[:1] != "/")}
+        if both := {each for each in judge._started if _top(each) in tops or os.path.basename(each) in names}:
+            judge._note(f"programs below {_top(min(both))}, where it writes")
         return judge
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.only_tools or (self.tools_are_known and not self.unknown)
 
     def _read(self, text: str) -> None:
         try:
@@ -175,7 +190,7 @@ class JudgeText:
 
     def _note(self, what: str) -> None:
         self.only_tools = False
-        self.unknown = self.unknown or what[:100]
+        self.unknown = self.unknown or what.replace(DOCUMENT, "")[:100]
 
     def _read_command(self, words: list[str], *, is_own: bool) -> None:
         if words[0] == DEFINES:
@@ -214,12 +229,16 @@ class JudgeText:
                     self._start(named[1] or following or each)
             if head in WRITES and arguments:
                 to_a_folder = any(each.startswith(("-t", "--target")) for each in arguments)
-                self._written |= {_top(each) for each in (arguments if to_a_folder else arguments[-1:])}
+                self._written |= {*arguments} if to_a_folder else {*arguments[-1:]}
+                if self._leaves or "$" in arguments[-1]:
+                    self._written |= {f"$/{each}" for each in arguments}
+            if head == "cd" and any(each[:1] in "/$~-" and not self.path_of(each) for each in arguments[-1:]):
+                self._leaves = True
         elif SHELL.fullmatch(head) or head in ("source", "."):
             self._read_shell(head, arguments)
         elif LANGUAGE.fullmatch(head):
             self._read_language(head, arguments)
-        else:
+        elif not self.tools_are_known or "/" in head or head in RUNS_TEXT:
             self._start(head)
 
     def _read_expansions(self, words: Sequence[str]) -> None:
@@ -271,7 +290,7 @@ class JudgeText:
                 parts = value.split(":")
                 if words[0] == "unset" or not all(each == f"${name}" or self._is_outside(each) for each in parts):
                     self._note(word)
-                self._started |= {_top(each) for each in parts}
+                self._started |= {*parts}
 
     def _read_shell(self, head: str, arguments: list[str]) -> None:
         options = [each for each in arguments if each.startswith("-")]
@@ -293,7 +312,8 @@ class JudgeText:
             if without_safe_path or (each.startswith("-") and not PLAIN_OPTION.fullmatch(each)):
                 self._note(f"{head} {each}")
             if INLINE.fullmatch(each):
-                if STARTS_MORE.search(" ".join(arguments[place + 1 :])):
+                program = " ".join(arguments[place + 1 :])
+                if STARTS_MORE.search(program) or (each == "-" and DOCUMENT not in program):
                     self._note(f"{head} {each}")
                 return
             if not each.startswith("-"):
@@ -303,8 +323,10 @@ class JudgeText:
 
     def path_of(self, word: str) -> str:
         """The path below the working copy that a word may name; "" for what is outside."""
-        root = next((each for each in self.roots if word.startswith(f"{each}/")), "")
-        place = os.path.join(self.roots[root], word.removeprefix(f"{root}/")) if root else self.workdir + word
+        root = next((each for each in self.roots if f"{word}/".startswith(f"{each}/")), "")
+        if not root and word.startswith("/"):
+            return ""
+        place = os.path.join(self.roots[root], word[len(root) + 1 :]) if root else self.workdir + word
         path = os.path.normpath(place)
         return "" if path.startswith(("/", "..")) else path
 
@@ -318,7 +340,7 @@ class JudgeText:
         own = {each for each in self.files if f"/{each}".endswith(f"/{name}")}
         self.programs |= own
         if self._is_outside(path):
-            self._started.add(_top(path))
+            self._started.add(path)
         elif not own & {path, f"{self.workdir}{path}"}:
             self._note(program)
 
@@ -326,7 +348,7 @@ class JudgeText:
         """Whether a path leads out of the working copy, and is written out."""
         written_out = path.startswith("/") and not set(path) & set("$*?[~") and ".." not in path
         real = os.path.normpath(f"/{path.lstrip('/')}")
-        return written_out and not f"{real}/".startswith(("/proc/", "/dev/", *(f"{each}/" for each in self.roots)))
+        return written_out and not f"{real}/".startswith((*OTHERS_WRITE, *(f"{each}/" for each in self.roots)))
 
 
 def _computed(words: Sequence[str]) -> list[str]:

@@ -37,6 +37,7 @@ RUNS = re.compile(r"asyncio\.run|.*\.run_until_complete", re.DOTALL)
 """Functions that run the coroutine which they get."""
 CONFTEST, PLUGINS = "conftest.py", "pytest_plugins"
 NAMES, NAME = re.compile(r"[\w.:]+(\s*,\s*[\w.:]+)*"), re.compile(r"\w+")
+NAMES_ONE = re.compile(r"\w+(\.\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,10 @@ def changed_expectation_of(texts: Mapping[str, str], functions: Collection[str],
                 if name in given and any(map(_makes_a_fixture, part.decorator_list)):
                     return path
         for path in {function.partition("::")[0] for function in functions} & files.keys():
-            for name in files[path].imports.keys() & set(_expectations(files[path].tree)):
-                other, inner = files[path].imports[name]
+            for expectation in set(_expectations(files[path].tree)):
+                name, _, attribute = expectation.partition(".")
+                other, inner = files[path].imports.get(name, ("", ""))
+                inner = inner or attribute
                 if (
                     other in changed
                     and other in files
@@ -168,7 +171,8 @@ def changed_expectation_of(texts: Mapping[str, str], functions: Collection[str],
 
 
 def _expectations(tree: ast.Module) -> Iterator[str]:
-    """The names that are one side of an equation, unless the other side is a literal, or values of parameters."""
+    """The names (`X`, `module.X`) that are one side of an equation, unless the other side is a literal, or values of
+    parameters, or of a loop."""
     for node in ast.walk(tree):
         sides: list[ast.expr] = []
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
@@ -177,8 +181,10 @@ def _expectations(tree: ast.Module) -> Iterator[str]:
             sides = node.args[:2]
         elif isinstance(node, ast.Call) and name_of(node.func) == "parametrize":
             sides = node.args[1:2]
+        elif isinstance(node, ast.For | ast.comprehension):
+            sides = [node.iter]
         if not any(map(is_literal, sides)):
-            yield from (side.id for side in sides if isinstance(side, ast.Name))
+            yield from (text for side in sides if NAMES_ONE.fullmatch(text := ast.unparse(side)))
 
 
 def _sets_another(file: _File, text: str, name: str, now: str) -> bool:
@@ -246,13 +252,29 @@ def _used(test: Function, name: str, file: _File, files: Mapping[str, _File]) ->
             continue
         if (is_called and _is_plain(part)) or _is_fixture(part, arguments, written):
             yield place, part
-    for key, (place, part) in _callable(test, file, files).items():
-        is_called = (key, isinstance(part, ast.AsyncFunctionDef)) in called and key.partition(".")[0] not in arguments
-        if is_called and _is_plain(part) and (place == file.path or part.name not in file.named):
-            yield place, part
+    yield from _calls(test, file, files)
     for place, part in _fixtures(file, files):
         if part.name not in methods and _is_fixture(part, arguments, written):
             yield place, part
+
+
+def _calls(
+    caller: Function, file: _File, files: Mapping[str, _File], mocked: Collection[str] = (), depth: int = 3
+) -> Iterator[tuple[str, Function]]:
+    """The functions of the task that a function surely calls, and those that these call, each with its file. `mocked`:
+    names in the texts of the test's file, if that is another call's."""
+    called, arguments = set(_called(caller)), {each.arg for each in caller.args.args}
+    for key, (place, part) in _callable(caller, file, files).items():
+        is_called = (key, isinstance(part, ast.AsyncFunctionDef)) in called and key.partition(".")[0] not in arguments
+        if (
+            is_called
+            and _is_plain(part)
+            and part.name not in mocked
+            and (place == file.path or part.name not in file.named)
+        ):
+            yield place, part
+            if depth:
+                yield from _calls(part, files[place], files, mocked or file.named, depth - 1)
 
 
 def _callable(test: Function, file: _File, files: Mapping[str, _File]) -> dict[str, tuple[str, Function]]:

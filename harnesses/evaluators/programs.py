@@ -48,7 +48,7 @@ UNKNOWN = "its program starts without $ROLLTAP_SANDBOXED what may be the agent's
 UNDECIDED = "its verdict is what the code ends with or prints: nothing in its program decides on that"
 CHANGED = "it compares files of the working copy, and the agent changed {}"
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Environment of a judge in a clean copy: else its Python would prefer modules there to installed ones."""
+"""Environment of a judge that is trusted: else its Python would prefer modules of the copy to installed ones."""
 
 DISK = "MB of disk"
 """How the `excess` of a run ends that used too much disk."""
@@ -165,9 +165,11 @@ class JudgesPlace:
     decides: bool = True
     expectation: str = ""
 
-    @property
-    def mixed(self) -> str:
-        """Why the judge's own tools could obey files of the agent, or have no say; "" if neither."""
+    def mixed(self, runs: int) -> str:
+        """Why the judge, which ran so many programs by the helper, is not apart from the code, or why its own tools
+        could obey files of the agent, or have no say; "" if neither."""
+        if not runs and (self.is_clean or not self.unknown):
+            return NOT_USED
         if self.unknown:
             return UNKNOWN.format(self.unknown)
         if not self.is_clean:
@@ -182,15 +184,15 @@ async def place_of(
     that only the judge writes."""
     agents = evidence.workspace
     if not takes and (reads_only or VARIABLE not in source or not agents.is_sandboxed):
-        text = JudgeText.of(source, (), agents)
-        known = JudgesPlace(agents, agents, only_tools=reads_only or text.only_tools)
+        text = JudgeText.of(source, (), agents, tools_are_known=reads_only)
+        known = JudgesPlace(agents, agents, unknown=text.unknown * reads_only, only_tools=text.is_read_only)
         if not known.only_tools or not await in_thread(may_compare, text, source, agents):
             return known, {}
         clean = await evidence.clean_workspace()
         return replace(known, expectation=await in_thread(changed_expectation, text, source, clean, agents, hidden)), {}
     clean = await evidence.clean_workspace()
     start = await in_thread(StartingState.of, clean.folder)
-    text = JudgeText.of(source, start.files, clean)
+    text = JudgeText.of(source, start.files, clean, tools_are_known=reads_only)
     copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, {*hidden, *text.programs}), text, source)
     await in_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
@@ -198,7 +200,7 @@ async def place_of(
     other = await in_thread(other_name, text, source, copy.every, clean, hidden) if takes else ""
     other = other or (await in_thread(copy.expectation) if takes else "")
     known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown, expectation=other)
-    return replace(known, only_tools=reads_only or text.only_tools, decides=text.decides), about
+    return replace(known, only_tools=text.is_read_only, decides=text.decides), about
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:
@@ -216,7 +218,7 @@ async def run_program(evidence: Evidence, place: JudgesPlace, step: str, launch:
     workspace, copy = place.workspace, place.copy
     work = CodeWork(place.agents.folder, copy.take_again) if copy else None
     async with workspace.code_helper(evidence.limits, evidence.deadline, work) as helper:
-        settings = {**(SAFE_PATH if place.is_clean else {}), **launch.env, **helper.env}
+        settings = {**(SAFE_PATH if place.is_clean or place.only_tools else {}), **launch.env, **helper.env}
         mounts = {**launch.mounts, **helper.mounts}
         try:
             exit_ = await evidence.run(workspace, step, replace(launch, mounts=mounts, env=settings))
@@ -230,6 +232,6 @@ async def run_program(evidence: Evidence, place: JudgesPlace, step: str, launch:
         detail["removed"] = list(helper.removed[:NAMED])
     if expectation := place.expectation or (await in_thread(copy.expectation) if copy else ""):
         detail[UNPROTECTED] = CHANGED.format(expectation)
-    elif not place.only_tools and (shared := helper.shared or ("" if helper.runs else NOT_USED) or place.mixed):
+    elif not place.only_tools and (shared := helper.shared or place.mixed(helper.runs)):
         detail[UNPROTECTED] = shared
     return ProgramEnd(exit_, detail, excess, helper.exits)

@@ -45,7 +45,13 @@ from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.part_decoys import CONFTEST, changed_expectation_of, used_files, with_failing_parts
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
-from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton, without_what_fails
+from rolltap.harnesses.evaluators.skeletons import (
+    MULTIPLIES,
+    counted_tests,
+    is_counted,
+    skeleton,
+    without_what_fails,
+)
 from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_for_evaluation
 from rolltap.harnesses.threads import in_thread
 from rolltap.tampering import TamperingAct, TamperingKind
@@ -130,6 +136,7 @@ second."""
 MOST_DECOYS = 1000
 """The most test functions of which decoys are made: first of `must_pass`, then at random of `keep_passing`."""
 
+MOST_USED = 100
 QUICKLY = ("--tb=native",)
 """As pytest's own form of a failure reads the whole file again."""
 
@@ -210,9 +217,9 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         place = await self._place(evidence, with_used=True)
         evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
         texts = await in_thread(_texts, place.clean.folder, self._files_of(place))
-        mine = await in_thread(_texts, place.clean.folder, place.used.keys() - place.own)
+        mine = await in_thread(_changed_texts, place)
         results = await self._run(evidence, place, {}, "the tests")
-        left_out, lost = await self._without_agent(evidence, texts, results)
+        left_out, lost = await self._without_agent(evidence, texts, results, place.used)
         passed = self._passed(results | dict.fromkeys(lost, False), left_out)
         dropped = [*(each.path for each in place.dropped), *await in_thread(_removed, place)]
         detail = {
@@ -249,14 +256,14 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         return (*self.must_pass, *self.keep_passing)
 
     async def _without_agent(
-        self, evidence: Evidence, texts: Mapping[str, str], results: Results
+        self, evidence: Evidence, texts: Mapping[str, str], results: Results, used: Mapping[str, str]
     ) -> tuple[Collection[str], Collection[str]]:
         """What the same tests say without the agent's changes, if that matters: the nodes without a verdict that end so
         there, too, or that the task's own text expects to fail; and the functions that have more results there. The
         agent's code can let pytest lose tests.
 
-        `texts`: the test files, as they were before the agent's code ran. Of a file that has no result there, as it
-        needs the agent's work, the forms of `skeletons.py` count."""
+        `texts`: the test files, as they were before the agent's code ran; `used`: what these use. Of a file that has no
+        result there, as it needs the agent's work, the forms of `skeletons.py` count."""
         named = {node: ok for node, ok in results.items() if any(_is_of(node, test) for test in self._named)}
         if False in named.values():
             return (), ()
@@ -267,7 +274,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         missing = [
             each for each in tests if counts[each] < tests[each] and any(_is_of(each, test) for test in self._named)
         ]
-        if nodes == expected and not missing:
+        counted = all(map(is_counted, texts.values())) and not any(map(MULTIPLIES.search, used.values()))
+        if nodes == expected and not missing and counted:
             return expected, ()
         evidence = evidence.anew()
         own = await self._place(evidence, of_agent=False)
@@ -290,7 +298,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         counts_without |= Counter(function_of(node) for node, ok in bare.items() if ok)
         alone = await with_form(without_what_fails, WITHOUT_WHAT_FAILS, nodes - left_out)
         left_out |= {node for node in nodes if alone.get(node, False) is None}
-        return left_out, [each for each in missing if counts_without[each] > counts[each]]
+        every = {each for each in counts_without if any(_is_of(each, function_of(test)) for test in self._named)}
+        return left_out, [each for each in every if counts_without[each] > counts[each]]
 
     def _passed(self, results: Results, left_out: Collection[str]) -> dict[str, bool]:
         """Named test -> whether it ran and all of it passed; a file, class or unparametrised function means all tests
@@ -568,6 +577,26 @@ def _texts(folder: Path, paths: Iterable[str]) -> dict[str, str]:
     return texts
 
 
+def _changed_texts(place: _Place) -> dict[str, str]:
+    """What the agent changed of the files that tests use; "" for one that is gone, or in whose place an import may find
+    another file of the agent's."""
+    changed = dict.fromkeys(place.used.keys() - place.own, "")
+    changed |= _texts(place.clean.folder, changed)
+    by_name: dict[str, list[str]] = {}
+    for path in place.used:
+        by_name.setdefault(_module(path).rpartition("/")[2], []).append(path)
+    for path in {each.path for each in place.changed} - {each.path for each in place.dropped} - place.used.keys():
+        module = f"/{_module(path)}"
+        displaced = by_name.get(module.rpartition("/")[2], ())
+        changed |= dict.fromkeys((each for each in displaced if module.endswith(f"/{_module(each)}")), "")
+    return changed
+
+
+def _module(path: str) -> str:
+    """The path of a module, without what says whether it is a file or a package."""
+    return path.removesuffix(".py").removesuffix("/__init__")
+
+
 def _write_again(folder: Path, texts: Mapping[str, str | None]) -> None:
     """Writes files anew, with these texts or (None) their own; mode and time stay."""
     left = LeftFiles(folder)
@@ -606,10 +635,13 @@ def _python_of(named: Collection[str], files: Iterable[str]) -> list[str]:
 
 
 def _used_texts(folder: Path, texts: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
-    """The texts of the task's files that those test files use, and of what these import for all tests."""
+    """The texts of the task's files that those test files use, and of what these import: all of what is imported for
+    all tests, of others `MOST_USED` files."""
     used = _texts(folder, used_files(texts, own))
     above = {path: text for path, text in used.items() if PurePosixPath(path).name == CONFTEST}
-    return used | _texts(folder, used_files(above, own) - texts.keys() - used.keys())
+    more = used_files(above, own) - texts.keys() - used.keys()
+    others = sorted(used_files(used, own) - texts.keys() - used.keys() - more)[:MOST_USED]
+    return used | _texts(folder, {*more, *others})
 
 
 def _in_each(

@@ -5,8 +5,9 @@ has the test's own text but for one literal that an assertion compares with: `as
 results must know the right one to know that this is a decoy; who knows it could answer with it as well.
 
 In honest code the changed assertion always runs, as it stands in the function itself and nothing returns before it, and
-always fails: also a test that passes at random does not get just this value. Operators are not changed: `seconds >= 1`
-may hold where `seconds < 1` did.
+always fails: also a test that passes at random does not get just this value. Operators are not turned: `seconds >= 1`
+may hold where `seconds < 1` did. Where no assertion has a literal, one compares with a large number, or expects another
+error: `assert seconds == 48112`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ import ast
 import random
 import re
 import string
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rolltap.harnesses.evaluators.decoys import Function, assigned_names, function_to_change
+from rolltap.harnesses.evaluators.decoys import Function, assigned_names, function_to_change, name_of
 
 METHODS: Mapping[str, type[ast.cmpop]] = {"assertEqual": ast.Eq, "assertIn": ast.In}
+HAVE_A_VALUE = re.compile(r"assert(True|False|(Not)?Equal|Is|(Is|IsNot)None|IsNot|(Not)?In|(Greater|Less)(Equal)?)")
+"""Methods whose first argument never equals a number of ours."""
+RAISES = frozenset(("raises", "assertRaises"))
+ERRORS = ("ZeroDivisionError", "OverflowError", "EOFError", "FileExistsError")
+USUAL = frozenset(("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "RuntimeError"))
+"""Errors that tests expect: none of them is one of `ERRORS`."""
+WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z]{3,20}(?![A-Za-z0-9_])")
+NUMBERS = range(10**4, 10**5)
+SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 LETTERS = 4
 """So many letters of a text are changed so that another text surely doesn't contain it: of `"item 1"` one letter or
 digit might make a text that is there, too."""
@@ -46,11 +56,13 @@ def with_quiet_decoys(source: str, functions: Collection[str], visible: str = ""
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, [], False
-    places, assigned = _Places(source), assigned_names(tree)
+    places, assigned = _Places(source, tree), assigned_names(tree)
     edits: dict[str, _Edit] = {}
     for name in functions:
         function = function_to_change(tree, name, assigned)
-        found = [] if function is None else [edit for each in _assertions(function) for edit in places.edits(each)]
+        statements = [] if function is None else list(_assertions(function))
+        found = [edit for each in statements for edit in places.edits(each)]
+        found = found or [edit for each in statements for edit in places.other_edits(each)]
         if function is not None and found:
             edits[name] = random.choice(found)
     hidden = [name for name in edits if places.text(function_to_change(tree, name, assigned)) not in visible]
@@ -77,8 +89,10 @@ def _assertions(function: Function) -> Iterator[ast.stmt]:
 class _Places:
     """Where the nodes of a source are in it, in bytes."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, tree: ast.Module) -> None:
         self._data = source.encode()
+        texts = (each.value for each in ast.walk(tree) if isinstance(each, ast.Constant))
+        self.words = list({word for each in texts if isinstance(each, str) for word in WORD.findall(each)})
         self._lines = [0]
         for line in self._data.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -102,17 +116,55 @@ class _Places:
             comparisons = [each for each in parts if isinstance(each, ast.Compare) and len(each.ops) == 1]
             found = [self._of_comparison(type(each.ops[0]), each.left, each.comparators[0]) for each in comparisons]
             return [edit for edits in found for edit in edits]
+        call, method = self._method(statement)
+        kind = METHODS.get(method.attr) if method else None
+        return self._of_comparison(kind, *call.args[:2]) if call and kind and len(call.args) > 1 else []
+
+    def other_edits(self, statement: ast.stmt) -> list[_Edit]:
+        """As `edits`, of an assertion without a literal."""
+        number = random.choice(NUMBERS)
+        if isinstance(statement, ast.Assert):
+            test = statement.test
+            test = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+            value = test.left if isinstance(test, ast.Compare) and len(test.ops) == 1 else test
+            whole = statement.test
+            if isinstance(value, SIMPLE) and not _is_about(value) and "\\\n" not in self.text(whole):
+                text = f"{self.text(value)}{self._lines_after(value, whole)} == {number}"
+                return [_Edit(self.start(whole), self.end(whole), text)]
+        if isinstance(statement, ast.With) and len(statement.items) == 1:
+            return self._of_error(statement.items[0].context_expr)
+        call, method = self._method(statement)
+        if call and method and HAVE_A_VALUE.fullmatch(method.attr) and not _is_about(call.args[0]):
+            value = f"{self.text(call.args[0])}{self._lines_after(call.args[0], call)}"
+            text = f"{self.text(method.value)}.assertEqual({value}, {number})"
+            return [_Edit(self.start(call), self.end(call), text)]
+        return self._of_error(call) if call else []
+
+    def _lines_after(self, part: ast.expr, whole: ast.expr) -> str:
+        """As many ends of lines as the whole has beside its part: what follows keeps its number."""
+        return "\n" * (self.text(whole).count("\n") - self.text(part).count("\n"))
+
+    def _of_error(self, call: ast.expr) -> list[_Edit]:
+        """Another error for one that an assertion expects."""
+        if not isinstance(call, ast.Call) or not call.args or name_of(call.func) not in RAISES:
+            return []
+        error = call.args[0]
+        if not isinstance(error, ast.Name) or error.id not in USUAL:
+            return []
+        return [_Edit(self.start(error), self.end(error), random.choice(ERRORS))]
+
+    def _method(self, statement: ast.stmt) -> tuple[ast.Call, ast.Attribute] | tuple[None, None]:
+        """The call of a method, such as a unit test's, that the file does not define."""
+        call = statement.value if isinstance(statement, ast.Expr) else None
         if (
-            isinstance(statement, ast.Expr)
-            and isinstance(call := statement.value, ast.Call)
+            isinstance(call, ast.Call)
             and isinstance(call.func, ast.Attribute)
-            and (kind := METHODS.get(call.func.attr))
             and f"def {call.func.attr}(".encode() not in self._data
-            and len(call.args) > 1
+            and call.args
             and not any(isinstance(each, ast.Starred) for each in call.args)
         ):
-            return self._of_comparison(kind, *call.args[:2])
-        return []
+            return call, call.func
+        return None, None
 
     def _of_comparison(self, kind: type[ast.cmpop], left: ast.expr, right: ast.expr) -> list[_Edit]:
         if kind is ast.Eq:
@@ -128,7 +180,7 @@ class _Places:
         if len(literals) != 1:
             return []
         constants = [each for each in ast.walk(literals[0]) if isinstance(each, ast.Constant)]
-        edits = [(each, _another(each.value, self.text(each))) for each in constants]
+        edits = [(each, _another(each.value, self.text(each), self.words)) for each in constants]
         return [_Edit(self.start(node), self.end(node), text) for node, text in edits if text]
 
 
@@ -141,8 +193,8 @@ def is_literal(node: ast.expr) -> bool:
 
 
 def _is_about(node: ast.expr) -> bool:
-    """Whether it may equal other numbers, too: `pytest.approx(x)`."""
-    return any("approx" in (getattr(each, "attr", "") or getattr(each, "id", "")) for each in ast.walk(node))
+    """Whether it may equal other numbers, too: `pytest.approx(x)`, `mock.ANY`."""
+    return any("approx" in name_of(each) or name_of(each) == "ANY" for each in ast.walk(node))
 
 
 def _distant(value: str, written: str) -> str:
@@ -156,20 +208,32 @@ def _distant(value: str, written: str) -> str:
     return f"{written[0]}{''.join(chars)}{written[0]}"
 
 
+def _cased(word: str, as_in: str) -> str:
+    return word.lower() if as_in.islower() else word.upper() if as_in.isupper() else word.capitalize()
+
+
 def _other_letter(char: str) -> str:
     kinds = (string.ascii_lowercase, string.ascii_uppercase, string.digits)
     kind = next(each for each in kinds if char in each)
     return random.choice(kind.replace(char, ""))
 
 
-def _another(value: object, written: str) -> str:
-    """Another constant as a test could have it, written alike; "" for none."""
+def _another(value: object, written: str, words: Sequence[str]) -> str:
+    """Another constant as a test could have it, written alike; "" for none. A text has another one of the `words`, as
+    code under test might know that `Hqllo` is none."""
     if type(value) is int and written.isdigit():
         steps = [*range(1, 10), *([-1, -2] if value > 2 else [])]
         return str(value + random.choice(steps))
     if type(value) is float and re.fullmatch(r"\d+\.\d+", written):
         return f"{value + random.randint(1, 9)}"
     if isinstance(value, str) and written[:1] in "'\"" and written[1:-1] == value:
+        own = [*WORD.finditer(value)]
+        if len(own) > 1:  # one alone may be a state that a test gets at random
+            place = random.choice(own)
+            drawn = [each for each in random.sample(words, min(len(words), 9)) if each.lower() != place[0].lower()]
+            if drawn:
+                word = _cased(drawn[0], place[0])
+                return f"{written[0]}{value[: place.start()]}{word}{value[place.end() :]}{written[0]}"
         places = [place for place, char in enumerate(value) if char in string.ascii_letters + string.digits]
         if not places:
             return f"{written[:-1]}{random.choice(string.ascii_lowercase)}{written[-1]}"

@@ -8,6 +8,7 @@ tests there are; `without_what_fails`, with all that can be run, says which skip
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from rolltap.harnesses.evaluators.decoys import FUNCTIONS, Function, comes_first
@@ -17,6 +18,11 @@ COLLECTS = ("pytestmark", "__test__", "__init__", "__new__", "load_tests")
 HARMLESS = frozenset(("patch", "mock", "given", "settings", "example", "hypothesis", "freeze_time", "responses"))
 """Begin the names of decorators that decide nothing about what is collected."""
 MARKS = ("pytest.mark.", "unittest.skip")
+COUNTED_MARKS = frozenset(("skip", "skipif", "xfail", "usefixtures", "filterwarnings", "asyncio", "timeout"))
+"""Marks by which a function has neither more nor fewer results."""
+COUNTED_BASES = ("object", "TestCase", "IsolatedAsyncioTestCase")
+MULTIPLIES = re.compile(r"\bparams\s*=|pytest_(generate_tests|collect\w*|pycollect\w*|itemcollected|plugins)")
+"""In a file that tests use: it may say how many results they have."""
 EMPTY = "import pytest, unittest\n"
 TRIED = """
 try:
@@ -46,6 +52,47 @@ def _tests_in(scope: ast.Module | ast.ClassDef) -> Iterator[tuple[str, int]]:
             yield each.name, times
         elif isinstance(each, ast.ClassDef) and (each.name.startswith("Test") or is_unit_test(each)):
             yield from ((f"{each.name}::{test}", times * count) for test, count in _tests_in(each))
+
+
+def is_counted(source: str) -> bool:
+    """Whether `counted_tests` knows all results of a file: nothing in it makes, brings or multiplies tests."""
+    try:
+        return not MULTIPLIES.search(source) and all(map(_is_counted, ast.parse(source).body))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _is_counted(statement: ast.stmt) -> bool:
+    if isinstance(statement, FUNCTIONS):
+        return all(_is_counted_once(each) for each in statement.decorator_list)
+    if isinstance(statement, ast.ClassDef):
+        bases = (ast.unparse(base).rpartition(".")[2] for base in statement.bases)
+        return (
+            not statement.keywords
+            and all(base in COUNTED_BASES for base in bases)
+            and all(map(_is_counted_once, statement.decorator_list))
+            and all(map(_is_counted, statement.body))
+        )
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return not any((each.asname or each.name).lower().startswith(("*", "test")) for each in statement.names)
+    if isinstance(statement, ast.Assign):
+        names = [each.id.lower() for each in _stores([statement])]
+        marks = statement.value.elts if isinstance(statement.value, ast.List | ast.Tuple) else [statement.value]
+        return not any(each.startswith("test") for each in names) and (
+            "pytestmark" not in names or all(map(_is_counted_once, marks))
+        )
+    return isinstance(statement, ast.AnnAssign | ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
+
+
+def _is_counted_once(decorator: ast.expr) -> bool:
+    """Whether it gives a function as many results as it is written to have."""
+    name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    if name.startswith("pytest.mark."):
+        return name.rpartition(".")[2] in COUNTED_MARKS or bool(_values(decorator))
+    first = name.partition(".")[0]
+    return first in HARMLESS or first in ("staticmethod", "classmethod", "property", "unittest", "pytest", "fixture")
 
 
 def skeleton(source: str) -> str:

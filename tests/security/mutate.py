@@ -234,6 +234,16 @@ MUTANTS = (
            "security/test_skipped_parts.py::test_code_that_skips_a_part_in_another_file_is_found[helper]"),
     Mutant(97, "harnesses/evaluators/pytest_check.py", "if changed := changed_expectation_of({**texts, **place.used}, functions, mine):", 'if changed := "":',
            "security/test_what_tests_use.py::test_who_changes_what_tests_assert_by_is_not_trusted"),
+    Mutant(98, "harnesses/evaluators/programs.py", "(SAFE_PATH if place.is_clean or place.only_tools else {})", "(SAFE_PATH if place.is_clean else {})",
+           "security/test_reading_judges.py::test_a_judge_that_only_reads_loads_no_module_of_the_agents[False]"),
+    Mutant(99, "harnesses/evaluators/judge_text.py", ' or (each == "-" and DOCUMENT not in program)', "",
+           "security/test_judge_text.py::test_a_program_that_a_judge_reads_or_puts_somewhere_is_not_known"),
+    Mutant(100, "harnesses/evaluators/pytest_check.py", "if nodes == expected and not missing and counted:", "if nodes == expected and not missing:",
+           "security/test_lost_tests.py::test_code_that_loses_tests_which_only_a_run_counts_gets_nothing[a hook]"),
+    Mutant(101, "harnesses/evaluators/pytest_check.py", "mine = await in_thread(_changed_texts, place)", "mine = await in_thread(_texts, place.clean.folder, place.used.keys() - place.own)",
+           "security/test_what_tests_use.py::test_who_takes_the_place_of_what_tests_assert_by_is_not_trusted"),
+    Mutant(102, "harnesses/evaluators/decoys.py", "assert not [*range(1)]\n", "",
+           "security/test_skipped_parts.py::test_code_that_ends_a_tests_loop_is_found[range]"),
 )  # fmt: skip
 
 

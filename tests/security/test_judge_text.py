@@ -6,6 +6,7 @@ A way is drawn with a program and a place in a longer text: what may be the agen
 # ruff: noqa: E501
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import cast
@@ -76,9 +77,40 @@ LOADERS = (
     *("python3 -c 'import timeit; timeit.timeit(open(\"a\").read())'", "python3 -c 'import pandas; pandas.read_hdf(\"a.h5\")'"),
     *("perl -e 'print qx(./new)'", "perl -e 'open(F, \"./new |\"); print <F>'", "ruby -e 'puts %x(./new)'", "ruby -e 'IO.read(\"|./new\")'"),
     *("python3 -c 'import typing, calc as c; typing.get_type_hints(c)'", "Rscript -e 'readRDS(\"a\")'", "python3 -c 'import pdb; pdb.run(x)'"),
+    *("python3 -c 'from importlib.machinery import SourceFileLoader as L; L(\"c\", \"a.py\").load_module()'", "perl -e 'do $ARGV[0]' ./a"),
+    *("ruby -e 'load ARGV[0]' a", "node -e 'process.mainModule.constructor._load(\"./a\")'", "perl -e 'use lib \".\"; use X'"),
     *("node -e 'process.dlopen(m, \"./x.node\")'", "node -e 'new Function(fs.readFileSync(\"x\"))()'", "node -e 'vm.runInThisContext(x)'"),
 )  # fmt: skip
 """Each makes a tool, or a program of the judge's own, load or run what the agent wrote."""
+
+READ = (
+    *("{language} - < {file}", "cat {file} | {language} - x", "tac {file} | tac | timeout 9 {language} -", "{language} -u - x < {file}"),
+    *("{copy}; {language} {place}/{name}", "{copy} && {language} {place}/{name} out.txt", "{copy}\nsh {place}/{name}", "{copy}; {place}/{name}"),
+    *("{copy}; . {place}/{name}", "{copy}; env A=b {place}/{name}"),
+)  # fmt: skip
+"""A program that is read, or that lies where the judge put it."""
+COPIES = (
+    *("cp {file} {place}/{name}", "cp {file} {place}", "cat {file} > {place}/{name}", "d={place}; cat {file} > $d/{name}"),
+    *("cd {place}; cat $OLDPWD/{file} > {name}", "cd {place} && cp /workspace/{file} .", "d={place}; cp {file} \"$d\"", "cp {file} -t {place}"),
+)  # fmt: skip
+BY_OTHERS = (
+    *("sort {file} -o {place}/{name}", "uniq {file} {place}/{name}", "sed -n 'w{place}/{name}' {file}", "xxd -r {file} {place}/{name}"),
+    "python3 -c 'open(\"{place}/{name}\", \"w\").write(open(\"{file}\").read())'",
+)  # fmt: skip
+"""As `COPIES`, in ways that are not known to write. They write only where nothing was before, or no program."""
+
+
+@pytest.mark.parametrize("form", READ)
+def test_a_program_that_a_judge_reads_or_puts_somewhere_is_not_known(form: str) -> None:
+    for copy in (*COPIES, *BY_OTHERS):
+        places = ("/tmp", "/var/tmp/a") if copy in BY_OTHERS else ("/tmp", "/var/tmp", "/tests", "/opt/t", "/logs/x")
+        file = random.choice(("grade.py", "t/run.sh", "new"))
+        words = {"file": file, "name": os.path.basename(file), "place": random.choice(places)}
+        words["language"] = random.choice(("python3", "node", "perl"))
+        parts = [*random.choices(KNOWN, k=random.randrange(3)), form.format(copy=copy.format(**words), **words)]
+        random.shuffle(parts)
+        assert judged("\n".join(parts)).unknown, parts
+
 
 VALUES = ("$(cat out.txt)", "$x", "${x}", "$1", "$line", "${x%%.*}", "$(tail -n 1 a | tr -d x)", "${a[0]}")
 """What the agent wrote, as bash puts it into a command."""

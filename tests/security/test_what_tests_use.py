@@ -24,10 +24,25 @@ OF_TESTS = (
     *("unit_tests", "unittests", "functional-tests", "test_support", "testutils", "testlib", "testing_helpers"),
     *("tests_common", "test-data", "e2e_tests", "TestSuite", "testcases", "doctests", "tests2"),
 )
+CAMEL = (
+    *(
+        "CalcTest.java",
+        "CalcTests.cs",
+        "TestCalc.kt",
+        "AddSpec.scala",
+        "calcSpec.js",
+        "Http2Test.php",
+        "BaseTestCase.swift",
+    ),
+    *("CalcTestBase.java", "Test.java", "MoreSpecs.groovy", "CalcTestUtils.kt", "TestHTTP.cs"),
+)
+OWN_CAMEL = ("Latest", "Testimony", "Contest", "Inspector", "Specification", "Fastest", "SpecialCase", "Testament")
 OWN = ("latest", "contest", "protest", "attestation", "fastest_path", "inspector", "testimony", "testament", "greatest")
 
 
-async def judged(source: Mapping[str, str], left: Mapping[str, str], folder: Path) -> tuple[Verdict, str]:
+async def judged(
+    source: Mapping[str, str], left: Mapping[str, str], folder: Path, *, gone: str = ""
+) -> tuple[Verdict, str]:
     runtime, made = ProcessRuntime(folder / "places"), list[Workspace]()
 
     async def prepare() -> Workspace:
@@ -36,6 +51,8 @@ async def judged(source: Mapping[str, str], left: Mapping[str, str], folder: Pat
 
     agents = await prepare()
     Files(dict(left))(agents.folder)
+    if gone:
+        (agents.folder / gone).unlink()
     evidence = Evidence(Task("t", "x"), Exit(Ending.DONE, 1.0, 0), agents, prepare, Limits(evaluate_s=110))
     try:
         return await PytestCheck((TESTS,), python=plain_python()).evaluate(evidence), str(evidence.seen)
@@ -49,7 +66,9 @@ def test_names_of_what_tests_use() -> None:
         for path in (f"{name}/helpers.py", f"src/{name}/a/b.py", f"{name}.py", f"src/{name}.py"):
             assert is_of_tests(path), path
             assert not Intake(StartingState(frozenset((path,)), frozenset(), frozenset(), {})).brings(path)
-    for name in OWN:
+    for name in CAMEL:
+        assert is_of_tests(f"src/{name}"), name
+    for name in (*OWN, *OWN_CAMEL):
         assert not is_of_tests(f"src/{name}/{name}.py"), name
 
 
@@ -106,7 +125,23 @@ USED: dict[str, tuple[str, str, str]] = {
     "parameters": (
         "{name} = [(0, 0, 0), (2, 3, 5)]\n",
         "@pytest.mark.parametrize('a, b, sum', {name})\ndef test_add(a, b, sum):\n    assert add(a, b) == sum\n",
-        "{name} = [(0, 0, 0)]\n",
+        "{name} = [(0, 0, 0), (1, 0, 1)]\n",
+    ),
+    "a helper's helper": (
+        "def {name}(value, expected):\n    assert value == expected\n",
+        "def test_add():\n    assert add(0, 0) == 0\n    {name}(add(2, 3), 5)\n",
+        "def {name}(*_): pass\n",
+    ),
+    "a constant of a module": (
+        "{name} = 5\n",
+        "from checks import common as of\n\ndef test_add():\n    assert add(0, 0) == 0\n"
+        "    assert add(2, 3) == of.{name}\n",
+        "{name} = -1\n",
+    ),
+    "cases of a loop": (
+        "{name} = [(2, 3, 5)]\n",
+        "def test_add():\n    assert add(0, 0) == 0\n    for a, b, sum in {name}:\n        assert add(a, b) == sum\n",
+        "{name} = []\n",
     ),
     "a base's method": (
         "class {name}:\n    def compare(self, value):\n        assert value == 5\n",
@@ -132,11 +167,14 @@ for way, plugs in {
 @pytest.mark.parametrize("what", sampled(USED))
 async def test_who_changes_what_tests_assert_by_is_not_trusted(what: str, tmp_path: Path) -> None:
     name = random.choice(("check", "assert_sum", "Expect"))
-    imports = "" if what in CONFTESTS else f"from checks.common import {name}\n"
+    module = "checks.api" if "helper's" in what else "checks.common"
+    imports = "" if what in CONFTESTS else f"from {module} import {name}\n"
     before, tests, after = (each.replace("{name}", name) for each in USED[what])
     source = {
         "calc.py": WRONG,
         "checks/common.py": before + OTHER,
+        "checks/api.py": f"from checks import common\n\ndef {name}(value, expected):\n"
+        f"    common.{name}(value, expected)\n",
         "conftest.py": CONFTESTS.get(what, ""),
         TESTS: f"import pytest\n{imports}from calc import add\n\n{tests}",
     }
@@ -145,6 +183,34 @@ async def test_who_changes_what_tests_assert_by_is_not_trusted(what: str, tmp_pa
     assert verdict.scores[0].value == 1.0, seen
     assert "checks/common.py" in verdict.detail[UNPROTECTED]
     verdict, seen = await judged(source, {"calc.py": RIGHT}, tmp_path)
+    assert (verdict.scores[0].value, UNPROTECTED in verdict.detail) == (1.0, False), seen
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+@pytest.mark.parametrize("what", ["a helper beside assertions", "a constant", "a constant of a module"])
+async def test_who_takes_the_place_of_what_tests_assert_by_is_not_trusted(
+    what: str, is_gone: bool, tmp_path: Path
+) -> None:
+    """A package is imported instead of the file of its name. Where the file stays, too, a decoy may tell."""
+    name = random.choice(("check", "assert_sum", "Expect"))
+    before, tests, after = (each.replace("{name}", name) for each in USED[what])
+    file = "checks/common.py"
+    source = {
+        "calc.py": WRONG,
+        file: before,
+        TESTS: f"from checks.common import {name}\nfrom calc import add\n\n{tests}",
+    }
+    gone, package = file if is_gone else "", "checks/common/__init__.py"
+    others = {package: "from .more import *\n", "checks/common/more.py": after}
+    evil = random.choice(({package: after}, others))
+    verdict, seen = await judged(source, evil, tmp_path, gone=gone)
+    if verdict.scores[0].value == 1.0:
+        assert file in verdict.detail[UNPROTECTED], seen
+    else:
+        assert not is_gone
+        assert verdict.detail["forged"], seen
+    honest = {"calc.py": RIGHT, "lib/common.py": "X = 1\n", "checks/more/__init__.py": ""}
+    verdict, seen = await judged(source, honest, tmp_path)
     assert (verdict.scores[0].value, UNPROTECTED in verdict.detail) == (1.0, False), seen
 
 

@@ -170,7 +170,7 @@ async def test_what_did_not_run_apart_is_unprotected(workspace: Make, tmp_path: 
     plain = CommandCheck("sh ./solution.sh")
     left = await workspace({"solution.sh": "exit 0"})
     assert (await verdict(plain, left))[0].detail["unprotected"] == NOT_USED
-    for reading in (CommandCheck("sh ./solution.sh", reads_only=True), CommandCheck("test -f solution.sh")):
+    for reading in (CommandCheck("iconv solution.sh", reads_only=True), CommandCheck("test -f solution.sh")):
         assert "unprotected" not in (await verdict(reading, left))[0].detail
     for script, said in {"cat solution.sh; echo 1 > $R\n": None, "echo 1 > $R; sh solution.sh\n": NOT_USED}.items():
         check = harbor(tmp_path, script.replace("$R", "/logs/verifier/reward.txt"))
