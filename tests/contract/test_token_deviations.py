@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rolltap.engine.scripted import logprob_of
-from rolltap.engine.vllm_replies import ScoredToken, completion, completion_choice, generate_choice, usage
+from rolltap.engine.vllm_http import ScoredToken, completion, completion_choice, generate_choice, usage
 from rolltap.errors import EngineError, EngineProtocolError, EngineUnavailable
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest
 from rolltap.proxy.engines.retries import Retries

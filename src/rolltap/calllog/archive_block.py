@@ -233,19 +233,19 @@ def _check_counts(block: Block) -> None:
             if column.name in JSON_COLUMNS and isinstance(value, str):
                 _check_count(values_in(value.encode()), row[0])
     for call_id, _presumed, *_, message, extras in block.completions:
-        _check_count(values_in(unpack_bytes(message)), call_id)
-        _check_count(count_values(unpack_bytes(extras), MOST_IN_ONE), call_id)
+        _check_count(values_in(codec.unpack_bytes(message)), call_id)
+        _check_count(count_values(codec.unpack_bytes(extras), MOST_IN_ONE), call_id)
     values_by_part: dict[bytes, int] = {}
     for digest, data in block.parts:
-        text = unpack_bytes(data)
+        text = codec.unpack_bytes(data)
         values_by_part[digest] = values_in(text) if text.lstrip()[:1] in (b"[", b"{") else 0  # an image has any bytes
         _check_count(values_by_part[digest], digest.hex())
     for row in block.intents:
-        packed = unpack_bytes(row[-1])
+        packed = codec.unpack_bytes(row[-1])
         _check_count(count_values(packed, MOST_IN_ONE), row[0])
-        request = from_msgpack(packed, StoredRequest)
+        request = from_msgpack(packed, codec.StoredRequest)
         values = sum(map(values_in, (request.head, *request.items, *request.fixed.values())))
-        values += sum(values_by_part.get(digest, 0) for digest in split_hashes(row[INTENT_HASHES]))
+        values += sum(values_by_part.get(digest, 0) for digest in codec.split_hashes(row[codec.INTENT_HASHES]))
         _check_count(values, row[0])
 
 
