@@ -309,6 +309,9 @@ def real_model(results: dict[str, Any]) -> str:
         "rloo": "RLOO", "trl": "GRPO by TRL's `GRPOTrainer`",
     }  # fmt: skip
     trained = {name: results[name] for name in names if name in results}
+    for name, run in trained.items():
+        if (steps := len(run["steps"])) != results["sizes"]["steps"]:
+            names[name] += f", {steps} steps"
     rows = [
         ("SmolLM2-135M-Instruct as it is", results["zero"]["success"], results["zero"]["kinds"]),
         (
