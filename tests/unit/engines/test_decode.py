@@ -189,8 +189,8 @@ def test_an_error_inside_a_stream_failed_whatever_its_code():
 
 
 def generate(**choice: Any) -> Any:
-    event = vllm.GenerateEvent(choices=[vllm.GenerateChoice(**choice)])
-    return vllm.generate_chunk(event.choices[0], event, request(), len(choice["token_ids"]))
+    made = vllm.GenerateChoice(**choice)
+    return vllm.generate_chunk(made, vllm.GenerateEvent(choices=[made]), request(), len(choice["token_ids"]))
 
 
 def logprobs(*rows: tuple[int, float | None]) -> vllm.GenerateLogprobs:
@@ -239,9 +239,9 @@ def test_an_empty_finish_is_none(reason: str | None):
 
 
 def test_a_server_that_ignores_return_token_ids_is_found_out():
-    event = vllm.CompletionEvent(choices=[vllm.CompletionChoice(text="hello")])
+    made = vllm.CompletionChoice(text="hello")
     with pytest.raises(EngineProtocolError, match="openai_compatible"):
-        vllm.completion_chunk(event.choices[0], event, request(), 0)
+        vllm.completion_chunk(made, vllm.CompletionEvent(choices=[made]), request(), 0)
 
 
 def test_nan_as_python_writes_it():

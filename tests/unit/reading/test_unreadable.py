@@ -20,7 +20,7 @@ from rolltap.calllog.notes import append_note
 from rolltap.calllog.outlines import CallOutline
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
 from rolltap.calllog.sql import open_call_log
-from rolltap.contract.admin import HarnessLog, LogEntry, NewNote, Note
+from rolltap.contract.admin import HarnessLog, LogEntry, NewNote, Note, NoteKind
 from rolltap.errors import RecordTooLarge
 from rolltap.proxy.reading_process.questions import SessionEnds
 from rolltap.proxy.viewer.listing import address_of
@@ -203,10 +203,11 @@ def reseal(store: Path, session_id: str) -> None:
 def test_a_session_has_a_largest_size_in_a_list() -> None:
     """Calls and notes may bring any number of names: 50,000 labels of an archive of 100 kB made a list of 60 MB."""
     session, many = a_session(tags={"own": "tag"}), 3000
+    values: list[tuple[NoteKind, Any]] = [("score", 1.5), ("label", "v" * 60_000), ("tag", "v" * 60_000)]
     added = [
         Note(f"n{at}", session.id, None, kind, f"{at}" + "n" * 250, value, author="me", created_at=5.0)
         for at in range(many)
-        for kind, value in (("score", 1.5), ("label", "v" * 60_000), ("tag", "v" * 60_000))
+        for kind, value in values
     ]
     calls = [
         CallOutline(
@@ -218,5 +219,5 @@ def test_a_session_has_a_largest_size_in_a_list() -> None:
     summary, _ = summary_of(session, calls, None, added)
     assert len(msgspec.json.encode(summary)) < 1 << 20
     assert summary.tags["own"] == "tag"
-    assert next(reversed(summary.scores)).startswith(f"{many - 1}n")
+    assert list(summary.scores)[-1].startswith(f"{many - 1}n")
     assert summary.labels[-1].startswith(f"{many - 1}n")
