@@ -334,7 +334,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         configuration = await in_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
         dropped = await in_thread(apply_changes, changed, agents, clean.folder, intake.brings)
-        if self.takes and (removed := await in_thread(remove_all_traps, clean)):
+        if self.takes and (removed := await in_thread(remove_all_traps, clean.places)):
             evidence.seen.add("removed from the working copy", "\n".join(removed))
         new = _new_names([each.path for each in changed if each.path not in start.files], intake)
         own = tasks - ({change.path for change in changed} - {each.path for each in dropped})

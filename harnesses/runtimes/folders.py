@@ -135,7 +135,7 @@ class FolderWorkspace:
     async def code_helper(
         self, limits: Limits, deadline: float, work: CodeWork | None = None
     ) -> AsyncIterator[CodeHelper]:
-        removed = await in_thread(remove_all_traps, self)
+        removed = await in_thread(remove_all_traps, self.places)
         if not self.interpreter:
             yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it", removed=removed)
             return
@@ -261,9 +261,8 @@ MOST_LINKS = 40
 NAMED = 100
 
 
-def remove_all_traps(workspace: Workspace) -> list[str]:
-    """`remove_traps` in all places of a workspace: links between them stay."""
-    places = workspace.places
+def remove_all_traps(places: Mapping[Path, Path]) -> list[str]:
+    """`remove_traps` in all `places` of a workspace: links between them stay."""
     system = (*SYSTEM, *map(PurePosixPath, places))
     return [each for place, part in places.items() for each in remove_traps(LeftFiles(part), place, system)]
 

@@ -55,7 +55,7 @@ async def judged(
     *,
     is_sandboxed: bool,
     task: Mapping[str, str] = CALC,
-    plant: Callable[[Path], None] = nothing,
+    plant: Callable[[Path], object] = nothing,
 ) -> Verdict:
     """The verdict of `check`, or of a command that only reads, on an agent's working copy with the files of the `task`
     and `left`, in which `plant` then works."""
