@@ -17,7 +17,7 @@ import secrets
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -172,6 +172,22 @@ class LeftFiles:
         finally:
             os.close(folder)
 
+    def allow(self, path: str) -> None:
+        """Gives the owner of the folder `path` all rights to it. Raises `OSError`, also for a link on the way."""
+        outer, _, name = path.rpartition("/")
+        folder = self._folder(outer) if name else None
+        try:
+            descriptor = os.open(name or self.root, os.O_PATH | _FOLDER, dir_fd=folder)
+        finally:
+            if folder is not None:
+                os.close(folder)
+        try:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            if mode & stat.S_IRWXU != stat.S_IRWXU:  # `fchmod` takes no such descriptor
+                os.chmod(f"/proc/self/fd/{descriptor}", mode | stat.S_IRWXU)
+        finally:
+            os.close(descriptor)
+
     def remove_empty(self, path: str) -> None:
         """Removes the empty file or folder `path`; a link is neither. Raises `OSError`, also for a link on the way."""
         folder, name = self._folder(path.rpartition("/")[0]), path.rpartition("/")[2]
@@ -212,7 +228,7 @@ class LeftFiles:
                 os.close(outer)
         return descriptor
 
-    def entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+    def entries(self, path: str) -> Generator[tuple[str, os.stat_result], None, None]:
         """The path and status of each entry of a folder; nothing if it is not a folder, or reached by a link."""
         try:
             descriptor = self._folder(path)

@@ -582,6 +582,14 @@ CONTROLS = (
          "security/test_skipped_parts.py::test_code_that_ends_a_tests_loop_is_found"),
         "functions that tests replace themselves (`random`, `time`, `open`); code that knows these decoys by their text",
     ),
+    Control(
+        "no path of the agent's leads a judge, with or without a sandbox, to what it holds; where one may be left there is no verdict",
+        ("security/test_reading_judges.py::test_no_path_of_the_agents_leads_to_what_a_judge_holds",
+         "security/test_reading_judges.py::test_where_a_link_may_be_left_there_is_no_verdict",
+         "security/test_reading_judges.py::test_a_folder_without_rights_keeps_no_link",
+         "security/test_reading_judges.py::test_tests_read_nothing_outside_by_a_link_that_comes_in"),
+        "in `process`: links that an agent with the runner's rights puts into the system's folders",
+    ),
 )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ from rolltap.harnesses.evaluators.skeletons import (
     without_what_fails,
 )
 from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_for_evaluation
+from rolltap.harnesses.runtimes.folders import remove_all_traps
 from rolltap.harnesses.threads import in_thread
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED
@@ -333,6 +334,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         configuration = await in_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
         dropped = await in_thread(apply_changes, changed, agents, clean.folder, intake.brings)
+        if self.takes and (removed := await in_thread(remove_all_traps, clean.places)):
+            evidence.seen.add("removed from the working copy", "\n".join(removed))
         new = _new_names([each.path for each in changed if each.path not in start.files], intake)
         own = tasks - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible, used)

@@ -119,7 +119,7 @@ class DirectHelper:
     runs: int = 0
     exits: frozenset[int] = frozenset()
     excess: str = ""
-    removed: tuple[str, ...] = ()
+    removed: Sequence[str] = ()
 
     @property
     def env(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -161,7 +162,18 @@ def mount(base: Path, root: Path) -> None:
         raise RuntimeFailed(f"can't mount an overlay of {base}: {result.stderr.strip()}")
 
 
+def mounts_below(folder: Path) -> list[Path]:
+    """What is mounted below `folder`, in the order of their mounts: by us, or by an agent with root's rights."""
+    place, found = os.path.realpath(folder), list[Path]()
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        point = re.sub(rb"\\([0-7]{3})", lambda digits: bytes([int(digits[1], 8)]), line.split(b" ")[4])
+        path = Path(os.fsdecode(point))
+        if path.is_relative_to(place) and path != Path(place):
+            found.append(path)
+    return found
+
+
 def unmount(root: Path) -> None:
-    """Undoes `mount`, even if files are still open there. Does nothing without a mount."""
-    if os.path.ismount(root / "work"):
-        subprocess.run(["umount", "--lazy", str(root / "work")], capture_output=True, check=False)
+    """Undoes `mount`, even if files are still open there, and what an agent mounted: its removal would go into that."""
+    for path in reversed(mounts_below(root)):
+        subprocess.run(["umount", "--lazy", str(path)], capture_output=True, check=False)

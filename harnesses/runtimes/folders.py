@@ -2,8 +2,9 @@
 run's output. All are below one root, which is removed as a whole.
 
 The working copy of a repository is an overlay over its base if it can be mounted, else a copy. `remove_traps` removes
-links and pipes that would mislead or block an evaluator's program: a link to files that only this program sees (hidden
-answers, its own input, its HOME) would be read as the agent's answer, and a pipe in place of a file would block it.
+links and pipes that would mislead or block an evaluator's program, in every runtime: a link to what only this program
+has (hidden answers, its descriptors, its HOME) would be read as the agent's answer, and a pipe in place of a file would
+block it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
@@ -34,7 +35,15 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import CodeRequest, CodeSandbox, DirectHelper, Pipes, folder_inside
-from rolltap.harnesses.runtimes.disk import disks_work, mount, mount_disk, overlay_works, unmount, unmount_disk
+from rolltap.harnesses.runtimes.disk import (
+    disks_work,
+    mount,
+    mount_disk,
+    mounts_below,
+    overlay_works,
+    unmount,
+    unmount_disk,
+)
 from rolltap.harnesses.runtimes.sources import GitCommit, inside
 from rolltap.harnesses.threads import in_thread
 
@@ -126,8 +135,9 @@ class FolderWorkspace:
     async def code_helper(
         self, limits: Limits, deadline: float, work: CodeWork | None = None
     ) -> AsyncIterator[CodeHelper]:
+        removed = await in_thread(remove_all_traps, self.places)
         if not self.interpreter:
-            yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it")
+            yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it", removed=removed)
             return
         root = self._folders.root / "code"
         await in_thread(empty_folder, root)
@@ -161,10 +171,6 @@ class FolderWorkspace:
                 await in_thread(remove, folders.root)
 
         try:
-            places, removed = self.places, list[str]()
-            for place, part in places.items():
-                system = (*SYSTEM, *map(PurePosixPath, places))
-                removed += await in_thread(remove_traps, LeftFiles(part), place, system)
             sandbox = CodeSandbox(helper, self.interpreter, run, deadline, removed)
             async with sandbox:
                 yield sandbox
@@ -249,9 +255,16 @@ SYSTEM = tuple(map(PurePosixPath, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/
 """What a link of the working copy may lead to besides the working copy: every sandbox shows it alike."""
 MOST_ENTRIES = 2_000_000
 DEEPEST = 500
+LISTS = stat.S_IRUSR | stat.S_IXUSR
 MOST_LINKS = 40
 """Linux follows no more of them on one path."""
 NAMED = 100
+
+
+def remove_all_traps(places: Mapping[Path, Path]) -> list[str]:
+    """`remove_traps` in all `places` of a workspace: links between them stay."""
+    system = (*SYSTEM, *map(PurePosixPath, places))
+    return [each for place, part in places.items() for each in remove_traps(LeftFiles(part), place, system)]
 
 
 def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[PurePosixPath] = SYSTEM) -> list[str]:
@@ -259,14 +272,19 @@ def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[Pu
     sockets and devices.
 
     Returns what was removed, by path, `NAMED` at most. The working copy may change meanwhile: nothing is reached by a
-    link. Raises `Unreadable` if it has more entries than may be looked at.
+    link. Raises `Unreadable` if one may be left: if there are more or deeper entries than are looked at, a file system
+    is mounted there, or something can't be listed or removed.
     """
+    if mounted := mounts_below(left.root):
+        raise Unreadable(f"something is mounted at {mounted[0]}")
     removed, count = [], 0
-    for path, status in _odd_entries(left):
-        with suppress(OSError):  # what is gone meanwhile leads nowhere
-            target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
+    with closing(_odd_entries(left)) as entries:
+        for path, status in entries:
+            target = ""
+            with suppress(OSError):  # what is gone meanwhile leads nowhere
+                target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
             if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
-                left.unlink(path)
+                _unlink(left, path)
                 count += 1
                 if count <= NAMED:
                     removed.append(f"{path[1:]} -> {target}" if target else path[1:])
@@ -283,23 +301,53 @@ def remove_links_to(left: LeftFiles, workdir: os.PathLike[str], path: str) -> li
                 links[each[1:]] = left.link(each)
     aliases = [each for each in sorted(links) if _leads_to(each, links, PurePosixPath(workdir)) == path]
     for each in aliases:
-        left.unlink(each)
+        _unlink(left, each)
     return aliases
 
 
-def _odd_entries(left: LeftFiles) -> Iterator[tuple[str, os.stat_result]]:
-    """What is neither a file nor a folder, by its path, which begins with `/`."""
-    looked_at, waiting = 0, [""]
+def _unlink(left: LeftFiles, path: str) -> None:
+    """Removes a link or the like, also from a folder without the right to do so. Raises `Unreadable` if it stays."""
+    try:
+        try:
+            left.unlink(path)
+        except PermissionError:
+            left.allow(path.rpartition("/")[0])
+            left.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Unreadable(f"{path.lstrip('/')} can't be removed: {error.strerror}") from error
+
+
+def _odd_entries(left: LeftFiles) -> Generator[tuple[str, os.stat_result], None, None]:
+    """What is neither a file nor a folder, by its path, which begins with `/`.
+
+    A folder that this process may not list gets that right: who knows a name in it could still use it.
+    """
+    looked_at, waiting, closed = 0, [""], {""}
     while waiting:
-        for path, status in left.entries(waiting.pop()):
-            looked_at += 1
-            if looked_at > MOST_ENTRIES:
-                raise Unreadable(f"the working copy has more than {MOST_ENTRIES:,} files")
-            if not stat.S_ISDIR(status.st_mode):
-                if not stat.S_ISREG(status.st_mode):
-                    yield path, status
-            elif path.count("/") < DEEPEST:
+        folder = waiting.pop()
+        if folder in closed:
+            try:
+                left.allow(folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise Unreadable(f"{folder[1:] or 'the working copy'} can't be listed: {error.strerror}") from error
+        with closing(left.entries(folder)) as entries:
+            for path, status in entries:
+                looked_at += 1
+                if looked_at > MOST_ENTRIES:
+                    raise Unreadable(f"the working copy has more than {MOST_ENTRIES:,} files")
+                if not stat.S_ISDIR(status.st_mode):
+                    if not stat.S_ISREG(status.st_mode):
+                        yield path, status
+                    continue
+                if path.count("/") >= DEEPEST:
+                    raise Unreadable(f"the working copy has folders more than {DEEPEST} deep")
                 waiting.append(path)
+                if status.st_mode & LISTS != LISTS:
+                    closed.add(path)
 
 
 def _leads_to(path: str, links: Mapping[str, str], workdir: PurePosixPath) -> str:
