@@ -13,6 +13,7 @@ import asyncio
 import os
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
@@ -135,7 +136,8 @@ class FolderWorkspace:
     async def code_helper(
         self, limits: Limits, deadline: float, work: CodeWork | None = None
     ) -> AsyncIterator[CodeHelper]:
-        removed = await in_thread(remove_all_traps, self.places)
+        system = SYSTEM if self.interpreter else (*SYSTEM, PurePosixPath(sys.base_prefix))  # of virtual environments
+        removed = await in_thread(remove_all_traps, self.places, system)
         if not self.interpreter:
             yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it", removed=removed)
             return
@@ -261,9 +263,9 @@ MOST_LINKS = 40
 NAMED = 100
 
 
-def remove_all_traps(places: Mapping[Path, Path]) -> list[str]:
+def remove_all_traps(places: Mapping[Path, Path], system: Sequence[PurePosixPath] = SYSTEM) -> list[str]:
     """`remove_traps` in all `places` of a workspace: links between them stay."""
-    system = (*SYSTEM, *map(PurePosixPath, places))
+    system = (*system, *map(PurePosixPath, places))
     return [each for place, part in places.items() for each in remove_traps(LeftFiles(part), place, system)]
 
 

@@ -244,7 +244,7 @@ MUTANTS = (
            "security/test_what_tests_use.py::test_who_takes_the_place_of_what_tests_assert_by_is_not_trusted"),
     Mutant(102, "harnesses/evaluators/decoys.py", "assert not [*range(1)]\n", "",
            "security/test_skipped_parts.py::test_code_that_ends_a_tests_loop_is_found[range]"),
-    Mutant(103, "harnesses/runtimes/folders.py", "await in_thread(remove_all_traps, self.places)", "await in_thread(remove_all_traps, self.places) if self.interpreter else []",
+    Mutant(103, "harnesses/runtimes/folders.py", "await in_thread(remove_all_traps, self.places, system)", "await in_thread(remove_all_traps, self.places, system) if self.interpreter else []",
            "security/test_reading_judges.py::test_where_a_link_may_be_left_there_is_no_verdict[deep-False]"),
 )  # fmt: skip
 

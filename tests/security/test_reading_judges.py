@@ -197,6 +197,14 @@ async def test_no_path_of_the_agents_leads_to_what_a_judge_holds(
     assert (verdict.scores[0].value, "removed" in verdict.detail) == (1.0, False)
 
 
+async def test_a_virtual_environment_stays_where_there_is_no_sandbox(tmp_path: Path) -> None:
+    def link(work: Path) -> None:
+        (work / "python").symlink_to(os.path.realpath(sys.executable))
+
+    verdict = await judged(CommandCheck("./python -c ''"), {}, tmp_path, is_sandboxed=False, plant=link)
+    assert (verdict.scores[0].value, "removed" in verdict.detail) == (1.0, False)
+
+
 @pytest.mark.parametrize("is_sandboxed", [True, False])
 async def test_tests_read_nothing_outside_by_a_link_that_comes_in(is_sandboxed: bool, tmp_path: Path) -> None:
     """With `takes` links come in: those within the working copy stay."""
