@@ -7,6 +7,7 @@ engines, and what waits. Each part is asked within `ANSWERS_WITHIN_S`; one that 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -67,7 +68,11 @@ class ServerDiagnosis:
         findings = [Finding("store", name)]
         if not condition.store:
             state = f"{name}: away; {'calls go to the spool' if condition.spool else 'calls are refused'}"
-            findings = [Finding("store", state, "bring the database back; the log says what it answers", healthy=False)]
+            advice = "bring the database back; the log says what it answers"
+            file = Path(self._settings.store_url.removeprefix("sqlite:///"))
+            if log.database.dialect_name == "sqlite" and shutil.disk_usage(file.parent).free < FULL:
+                advice = f"the disk of {file.parent} is full: make room there"
+            findings = [Finding("store", state, advice, healthy=False)]
         if condition.clock_is_off:
             state = f"{condition.clock_ahead_s:+.1f} s ahead of the store's"
             findings.append(Finding("clock", state, "set this machine's clock (NTP)", healthy=False))
@@ -191,6 +196,9 @@ TOO_FEW_DESCRIPTORS = 512
 """Below this a server says at its start that it will run out of them."""
 
 LITTLE_ROOM = 1 << 30
+FULL = 1 << 20
+"""A disk with fewer bytes is full: SQLite can't make its log longer."""
+
 FSYNCS = 5
 DISHONEST_S = 10e-6
 """No disk writes a block so soon. One that says so acknowledges what is still in its memory."""
@@ -248,7 +256,12 @@ def room_at(what: str, folder: Path, *, needed: int = LITTLE_ROOM) -> Finding:
 def honesty_of(folder: Path) -> Finding:
     """Whether the disk of a folder keeps what it has acknowledged, as far as its kind and its speed tell."""
     kind = file_system_of(folder)
-    seconds = _fsync_seconds(folder)
+    try:
+        seconds = _fsync_seconds(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return Finding("disk of the spool", f"the disk of {folder} is full", "make room there", healthy=False)
     state = f"{folder}: {kind}, {seconds * 1e6:.0f} µs a write"
     if kind in IN_MEMORY:
         advice = "it is memory, so a restart of the machine loses what the spool acknowledged: put `data` on a disk"

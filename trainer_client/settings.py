@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rolltap.errors import ConfigError
 from rolltap.extras import page
-from rolltap.settings import check_environment, check_file, read_settings_file
+from rolltap.settings import check_environment, check_file, read_settings_file, set_by
 from rolltap.wording import setting_problem
 
 PAGE = page("trainer")
@@ -261,7 +261,8 @@ def load_trainer_settings(path: Path | None = None, **overrides: Any) -> Trainer
     try:
         return TrainerSettings(**_merged(table, overrides))
     except ValidationError as error:
-        raise ConfigError(setting_problem(error.errors()[0], "trainer")) from error
+        first = error.errors()[0]
+        raise ConfigError(setting_problem(first, "trainer") + set_by("ROLLTAP_TRAINER__", first["loc"])) from error
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

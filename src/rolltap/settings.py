@@ -9,11 +9,13 @@ line that names it and suggests a known key.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import secrets
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -359,6 +361,19 @@ def read_settings_file(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
+def set_by(prefix: str, key: Sequence[str | int]) -> str:
+    """` (from VARIABLE)` if a variable sets `key`, which overrides the file: its own or a section's JSON; else ""."""
+    variables = {name.upper(): value for name, value in os.environ.items()}
+    for end in range(len(key), 0, -1):
+        name = prefix + NESTED.join(map(str, key[:end])).upper()
+        with suppress(LookupError, TypeError, ValueError):  # not set, or without this key
+            value = variables[name]
+            for part in key[end:]:
+                value = (json.loads(value) if isinstance(value, str) else value)[part]
+            return f" (from {name})"
+    return ""
+
+
 def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     """The settings: the environment over `overrides` over the TOML file at `path`."""
     values = read_settings_file(path)
@@ -371,9 +386,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
         raise ConfigError(f"settings: {error}: a section's variable holds JSON") from error
     except ValidationError as error:
         first = error.errors()[0]
-        variable = f"ROLLTAP_{NESTED.join(map(str, first['loc']))}".upper()
-        source = f" (from {variable})" if variable in map(str.upper, os.environ) else ""  # it overrides the file
-        raise ConfigError(f"settings: {setting_problem(first)}{source}") from error
+        raise ConfigError(f"settings: {setting_problem(first)}{set_by('ROLLTAP_', first['loc'])}") from error
     for name, policy in settings.policies.items():
         if policy.engine not in settings.engines:
             known = ", ".join(settings.engines) or "none"

@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from rolltap.cli.main import app
 from rolltap.engine.tiny import FOLDER
 
 from ..conftest import PostgresServer, RedisServer, free_port
-from ..soak.disks import mounted
+from ..soak.disks import fill, mounted
 from ..unit.proxy.test_tokenizer_check import altered
 from .processes import EngineProcess, Forker, fake_clock
 
@@ -408,3 +408,25 @@ def test_a_mistake_with_which_a_server_runs_is_said_by_it(
     until(lambda: re.search(logged, server.said))
     said = server.doctor()
     assert re.search(advised, said), said
+
+
+def test_a_disk_that_fills_up_is_said_with_its_folder(site: Site) -> None:
+    site.stack.enter_context(mounted({site.folder / "own": 64}))
+    server = site.serve().up()
+    fill(site.folder / "own")
+    opening = urllib.request.Request(
+        f"{server.admin}/sessions", data=b"{}", headers={"authorization": f"Bearer {KEYS['admin']}"}, method="POST"
+    )
+
+    def is_away() -> bool:
+        with suppress(urllib.error.HTTPError), urllib.request.urlopen(opening, timeout=20):
+            pass
+        return server.ready()["store"] != "ok"
+
+    until(is_away)
+    said = server.doctor()
+    folder = site.folder / "own"
+    assert re.search(f"^store: the disk of {folder} is full: make room there", said, re.MULTILINE), said
+    assert re.search(f"disk of the spool +│ the disk of {folder} is full", said), said
+    assert "room for the spool and the index" in said
+    assert "Errno" not in said

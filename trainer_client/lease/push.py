@@ -58,7 +58,7 @@ def push_weights(
     weights: Any,
     version: int,
     *,
-    through: Path | WeightSender,
+    through: Path | str | WeightSender,
     mode: PauseMode = "keep",
 ) -> None:
     """The policy's engines take over `weights` as `version`.
@@ -67,6 +67,8 @@ def push_weights(
     Hugging Face's folders, or such a folder. With a folder as `through`, it gets `version-N`, whole or not at all, and
     `KEPT` stay. If the engines can't load them, the old version serves on and the error says why.
     """
+    weights = Path(weights) if isinstance(weights, str) else weights
+    through = Path(through) if isinstance(through, str) else through
     whole = isinstance(weights, Path)
     adapter = (weights / "adapter_config.json").exists() if whole else hasattr(weights, "peft_config")
     if isinstance(through, WeightSender):

@@ -207,15 +207,20 @@ def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[
 
 
 SOON_S = 10.0
-"""A worker that exits within this many seconds has a fault that a restart would not fix, unless it replaced one that
-had served: then its surroundings changed (a server restarted without its settings, a full disk)."""
+"""A worker that exits within this many seconds can't start. At the first start, the server ends: a restart would not
+help. If it replaced another, its surroundings changed (a server restarted without its settings, a full disk): it is
+started again while another worker serves."""
 
 STORE_AWAY = 75
-"""Exit code of a worker that could not reach the store. If it replaced a dead worker, it is started again, also where
-no other worker serves."""
+"""Exit code of a worker that could not reach the store. If it replaced another, it is started again for as long as the
+store is away, also if no worker serves: the store's own supervisor brings it back."""
 
 RETRY_S = 1.0
+"""Seconds before a worker that ended soon is started again."""
+
 PARENT_EVERY_S = 1.0
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -330,16 +335,17 @@ class Watch:
     serve: Serve
     numbers: dict[int, int] = field(default_factory=dict)  # by process id
     started: dict[int, float] = field(default_factory=dict)  # by process id, on the monotonic clock
-    started_anew: set[int] = field(default_factory=set)  # numbers of workers that replaced one that had served
+    replaced: set[int] = field(default_factory=set)  # numbers of workers that were killed, or ended after `SOON_S`
+    soon_ended: set[int] = field(default_factory=set)  # numbers of workers that last ended within `SOON_S`
     stopping: bool = False
     code: int = 0
 
     def over(self, count: int) -> int:
-        with signals_put_back(signal.SIGTERM, signal.SIGINT):
+        with signals_put_back(*ENDING):
             return self._watch(count)
 
     def _watch(self, count: int) -> int:
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in ENDING:
             signal.signal(each, self._stop)
         for number in range(count):
             self._start(number)
@@ -348,46 +354,58 @@ class Watch:
                 process, status = os.wait()
             except ChildProcessError:
                 break
-            number, lived = self.numbers.pop(process), time.monotonic() - self.started.pop(process)
+            number, lived = self.numbers.pop(process), max(0, time.monotonic() - self.started.pop(process))
             if self.stopping:
                 continue
-            ended = os.waitstatus_to_exitcode(status)
-            log.error("worker %d ended with %d after %.0f s", number, ended, lived)
-            if ended >= 0 and lived < SOON_S:
-                if number in self.started_anew and (ended == STORE_AWAY or self._serves()):
-                    time.sleep(RETRY_S)  # meanwhile, the other workers serve
-                    if not self.stopping:
-                        self._start(number)
-                else:
-                    log.error("worker %d can't start: this server ends", number)
-                    self.code = ended or 1
-                    self._stop()
-            else:
-                self.started_anew.add(number)
-                self._start(number)
+            self._ended(number, os.waitstatus_to_exitcode(status), lived)
         return self.code
 
-    def _serves(self) -> bool:
-        """Whether a worker has lived long enough to be believed to serve."""
-        return any(time.monotonic() - at >= SOON_S for at in self.started.values())
+    def _ended(self, number: int, code: int, lived: float) -> None:
+        """Starts a worker again, or ends this server."""
+        soon = lived < SOON_S
+        (self.soon_ended.add if soon else self.soon_ended.discard)(number)
+        if code < 0 or not soon:
+            self.replaced.add(number)
+        elif number not in self.replaced or (code != STORE_AWAY and not self._another_serves()):
+            log.error("worker %d ended with %d after %.0f s: it can't start, so this server ends", number, code, lived)
+            self.code = code or 1
+            self._stop()
+            return
+        log.error("worker %d ended with %d after %.0f s: it is started again", number, code, lived)
+        self._start(number, RETRY_S if soon else 0)
 
-    def _start(self, number: int) -> None:
-        parent, process = os.getpid(), os.fork()
-        if process == 0:
-            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-            os._exit(self._run(number))
-        self.numbers[process], self.started[process] = number, time.monotonic()
+    def _another_serves(self) -> bool:
+        """Whether a worker lives that was not started again because it had ended soon, or has lived long since."""
+        now = time.monotonic()
+        return any(self.numbers[pid] not in self.soon_ended or now - at >= SOON_S for pid, at in self.started.items())
 
-    def _run(self, number: int) -> int:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.default_int_handler)
+    def _start(self, number: int, after: float = 0) -> None:
+        """Forks a worker, which waits `after` seconds by itself: its parent replaces others meanwhile."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # else one that comes before the child is listed is lost
+        if not self.stopping:
+            parent, process = os.getpid(), os.fork()
+            if process == 0:
+                os._exit(self._run(number, parent, after))
+            self.numbers[process], self.started[process] = number, time.monotonic() + after
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+    def _run(self, number: int, parent: int, after: float) -> int:
+        """Serves as a worker; the exit code. Nothing is raised: the parent's callers would undo what it holds."""
         try:
+            for each in ENDING:
+                signal.signal(each, signal.default_int_handler)
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+            time.sleep(after)
             self.serve(self.settings, number)
         except RolltapError as error:
             log.error("worker %d: %s", number, error)
             return STORE_AWAY if isinstance(error, StoreUnavailable) else 2
         except KeyboardInterrupt:
             return 0
+        except Exception:  # a boundary: a full disk, or a defect
+            log.exception("worker %d", number)
+            return 1
         return 0
 
     def _stop(self, *_: int | FrameType | None) -> None:

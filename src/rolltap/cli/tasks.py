@@ -270,7 +270,9 @@ def status(
     print_submissions(submissions)
     for policy in plane.ask(AdminPlane.policies).policies:
         if stale := policy.groups.get(GroupStatus.STALE, 0):
-            console.print(f"{policy.name}: {counted(stale, 'group')} became stale before a trainer took them")
+            console.print(
+                f"{policy.name}: {counted(stale, 'group')} lost: too stale, or of weights that a rewind abandoned"
+            )
 
 
 @one_line_errors

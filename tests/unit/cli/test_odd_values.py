@@ -78,12 +78,25 @@ def test_a_setting_of_another_type_is_named_without_a_word_of_the_validator(sect
     assert [each for each in messages if re.search(r"Input|instance|parse|None|valid|\bType", each)] == []
 
 
-@pytest.mark.parametrize("variable", ["ROLLTAP_LIMITS__BODY_MB", "rolltap_limits__body_mb"])
-def test_a_value_of_the_environment_names_its_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ROLLTAP_LIMITS__BODY_MB", "-3"), ("rolltap_limits__body_mb", "-3"), ("ROLLTAP_LIMITS", '{"body_mb": -3}')],
+)
+def test_a_value_of_the_environment_names_its_variable(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file's value may be right."""
-    monkeypatch.setenv(variable, "-3")
-    with pytest.raises(ConfigError, match=r"settings: limits\.body_mb: .*\(from ROLLTAP_LIMITS__BODY_MB\)"):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=rf"settings: limits\.body_mb: .*\(from {variable.upper()}\)$"):
         load_settings(None, limits={"body_mb": 50})
+
+
+@pytest.mark.parametrize("value", ['{"calls_at_once": 1}', "{}"])
+def test_a_value_of_the_file_names_no_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLTAP_LIMITS", value)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, limits={"body_mb": -3})
+    assert "ROLLTAP" not in str(caught.value)
 
 
 def test_a_secret_in_the_wrong_place_is_not_shown() -> None:

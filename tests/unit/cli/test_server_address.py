@@ -132,7 +132,7 @@ def test_status_says_how_many_groups_are_stale(here: Path) -> None:
     policies = [served("coder", groups={"complete": 1, "stale": 2}), served("judge")]
     with stub_plane({"GET /tasks": {"submissions": []}, "GET /policies": {"policies": policies}}) as plane:
         output = run("status", "--url", plane.url)
-    assert output.splitlines()[-1] == "coder: 2 groups became stale before a trainer took them"
+    assert output.splitlines()[-1] == "coder: 2 groups lost: too stale, or of weights that a rewind abandoned"
 
 
 OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model", "expires_at": 0}

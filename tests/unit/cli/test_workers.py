@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from rolltap.calllog.spool import Spool
 from rolltap.cli import serve as workers
+from rolltap.cli.server_address import listening_url
 from rolltap.errors import ConfigError
 from rolltap.settings import Settings
 
@@ -21,26 +24,53 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from rolltap.cli import serve as workers
+from rolltap.cli.server_address import claimed
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.settings import Settings
 
-workers.RETRY_S = workers.PARENT_EVERY_S = 0.02
-folder, fault = Path(sys.argv[1]), {"away": StoreUnavailable, "set": ConfigError, "defect": OSError}[sys.argv[2]]
-if len(sys.argv) > 3:
-    workers.SOON_S = float(sys.argv[3])
+folder, fault, failing = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+workers.SOON_S, workers.RETRY_S = float(sys.argv[4]), float(sys.argv[5])
+workers.PARENT_EVERY_S = 0.02
+fork = os.fork
+
+def ended_meanwhile():
+    child = fork()
+    if child == 0:
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(0.3)
+    return child
+
+if fault == "ended":
+    os.fork = ended_meanwhile
 
 def serve(settings, number):
     starts = len(list(folder.glob(f"start-{number}-*")))
     (folder / f"start-{number}-{starts}").write_text(str(os.getpid()))
-    if number == 1 and starts == 0:
-        time.sleep(0.5)  # longer than SOON_S, where that is given: the other worker serves
-        os.kill(os.getpid(), signal.SIGKILL)
-    if number == 1 and starts < 4:
-        raise fault("surroundings")
+    if str(number) in failing and starts < 4:
+        if starts == 0:
+            time.sleep(0.5)
+        if starts == 0 or fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise {"away": StoreUnavailable, "set": ConfigError, "defect": OSError}[fault]("surroundings")
     time.sleep(60)
 
-sys.exit(workers.Watch(Settings(), serve).over(2))
+with claimed(folder / "data") as listening:
+    listening.write({"admin": "http://here:7"})
+    sys.exit(workers.Watch(Settings(), serve).over(2))
 """
+
+
+@contextmanager
+def watched(
+    folder: Path, fault: str, failing: str = "1", soon: float = 10, retry: float = 0.05
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of two workers, of which `failing` are killed at first, and then have the fault three times."""
+    command = [sys.executable, "-c", SCRIPT, str(folder), fault, failing, str(soon), str(retry)]
+    with subprocess.Popen(command) as parent:
+        try:
+            yield parent
+        finally:
+            parent.kill()  # its workers end with it
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -57,30 +87,59 @@ def lives(process: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("fault", ["away", "set", "defect"])
-def test_a_replacement_that_cannot_start_is_tried_again_and_the_others_go_on(fault: str, tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), fault, "0.2"])
-    until(lambda: (tmp_path / "start-1-4").exists())
-    assert [path.name for path in tmp_path.glob("start-0-*")] == ["start-0-0"]
-    assert lives(int((tmp_path / "start-0-0").read_text()))
-    parent.send_signal(signal.SIGTERM)
-    assert parent.wait(timeout=20) == 0
+@pytest.mark.parametrize("soon", [0.2, 10])  # the other worker has served for long, or was started itself just now
+@pytest.mark.parametrize("fault", ["away", "set", "defect", "killed"])
+def test_a_replacement_that_cannot_start_is_tried_again_and_the_others_go_on(
+    fault: str, soon: float, tmp_path: Path
+) -> None:
+    with watched(tmp_path, fault, soon=soon) as parent:
+        until((tmp_path / "start-1-4").exists)
+        assert [path.name for path in tmp_path.glob("start-0-*")] == ["start-0-0"]
+        assert lives(int((tmp_path / "start-0-0").read_text()))
+        assert listening_url(tmp_path / "data", "admin") == "http://here:7", "a worker's end is not the server's"
+        starts = [(tmp_path / f"start-1-{number}").stat().st_mtime for number in range(1, 5)]
+        assert min(later - sooner for sooner, later in pairwise(starts)) >= 0.04, "each start costs a core's second"
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(timeout=20) == 0
 
 
-def test_a_server_without_a_worker_that_serves_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fault", "code"), [("set", 2), ("defect", 1)])
+def test_a_server_ends_where_no_worker_can_start(fault: str, code: int, tmp_path: Path) -> None:
     """Another supervisor may know better."""
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), "set"])
-    assert parent.wait(timeout=20) == 2
+    with watched(tmp_path, fault, failing="01") as parent:
+        assert parent.wait(timeout=20) == code
+
+
+def test_the_store_is_waited_for_also_where_no_worker_serves(tmp_path: Path) -> None:
+    with watched(tmp_path, "away", failing="01") as parent:
+        until(lambda: all((tmp_path / f"start-{number}-4").exists() for number in (0, 1)))
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(timeout=20) == 0
+
+
+def test_a_server_ends_at_once_while_a_worker_waits_to_be_started(tmp_path: Path) -> None:
+    first = tmp_path / "start-1-0"
+    with watched(tmp_path, "set", retry=60) as parent:
+        until(lambda: first.exists() and first.read_text() != "")
+        until(lambda: not lives(int(first.read_text())))
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(timeout=10) == 0
+    assert not (tmp_path / "start-1-1").exists()
+
+
+def test_a_signal_between_the_start_of_a_worker_and_its_first_step_is_not_lost(tmp_path: Path) -> None:
+    with watched(tmp_path, "ended") as parent:
+        assert parent.wait(timeout=10) == 0
 
 
 def test_workers_end_with_their_parent(tmp_path: Path):
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), "away"])
     last = tmp_path / "start-1-4"
-    until(lambda: last.exists() and last.read_text() != "")
-    workers = [int((tmp_path / name).read_text()) for name in ("start-0-0", "start-1-4")]
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait(timeout=20)
-    until(lambda: not any(map(lives, workers)))
+    with watched(tmp_path, "away") as parent:
+        until(lambda: last.exists() and last.read_text() != "")
+        workers = [int((tmp_path / name).read_text()) for name in ("start-0-0", "start-1-4")]
+        parent.kill()
+        parent.wait(timeout=20)
+        until(lambda: not any(map(lives, workers)))
 
 
 ON_POSTGRES = "postgresql://127.0.0.1/any"

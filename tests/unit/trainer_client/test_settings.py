@@ -25,6 +25,12 @@ def test_a_file_under_what_is_given_under_the_environment(tmp_path: Path, monkey
     assert (settings.loss.clip_high, settings.recipe, settings.loss.kl) == (0.28, "rloo", 0.5)
 
 
+def test_a_value_of_the_environment_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLTAP_TRAINER__LOSS__KL", "much")
+    with pytest.raises(ConfigError, match=r"trainer\.loss\.kl: .*\(from ROLLTAP_TRAINER__LOSS__KL\)$"):
+        load_trainer_settings(**GIVEN)
+
+
 RECIPE = """
 from rolltap.trainer_client.recipes.base import Recipe
 

@@ -64,7 +64,7 @@ def test_an_adapter_is_pushed_as_one_be_it_a_model_or_a_folder(
 ) -> None:
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     push_weights(client, "policy", adapted, 1, through=tmp_path)
-    push_weights(client, "policy", tmp_path / "version-1", 2, through=tmp_path)
+    push_weights(client, "policy", str(tmp_path / "version-1"), 2, through=str(tmp_path))  # text is a path
     whole = model_folder(tmp_path / "whole")
     push_weights(client, "policy", whole, 3, through=tmp_path)
     assert plane.adapters == [True, True, False]
@@ -86,8 +86,9 @@ def test_a_folder_that_is_not_here_is_named_and_the_engines_go_on(
     client: TrainerClient, plane: Plane, tmp_path: Path
 ) -> None:
     """Such as a hub's name of a base model."""
-    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-0\.6B is not a folder on this machine"):
-        push_weights(client, "policy", Path("Qwen/Qwen3-0.6B"), 1, through=tmp_path)
+    for name in ("Qwen/Qwen3-0.6B", Path("Qwen/Qwen3-0.6B")):
+        with pytest.raises(ConfigError, match=r"Qwen/Qwen3-0\.6B is not a folder on this machine"):
+            push_weights(client, "policy", name, 1, through=tmp_path)
     assert plane.calls == []
 
 
