@@ -15,6 +15,7 @@ import pytest
 
 from rolltap.contract.base import MAX_BODY
 from rolltap.contract.keys import Caller, MintKey
+from rolltap.contract.planes import MANY_ANNOTATIONS
 from rolltap.errors import ConfigError
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.front import connections
@@ -210,10 +211,10 @@ async def test_who_sends_too_much_to_a_plane_reads_what_to_do(tmp_path: Path) ->
         request = head("admin", f"Authorization: Bearer {keys.admin}", f"Content-Length: {MAX_BODY + 1}")
         status, answer = await there.exchange("admin", request)
         assert (status, b"in parts (`first`, `total`)" in answer) == (413, True)
-        for more, expected in ((1, 400), (3 * MAX_BODY + 1, 413)):
-            lines = f"Authorization: Bearer {keys.trainer}", f"Content-Length: {MAX_BODY + more}", "Connection: close"
+        for size, expected in ((MAX_BODY + 1, 400), (MANY_ANNOTATIONS + 1, 413)):
+            lines = f"Authorization: Bearer {keys.trainer}", f"Content-Length: {size}", "Connection: close"
             request = head("trainer", *lines).replace("/leases", "/leases/none/annotations")
-            body = b" " * (MAX_BODY + more) if expected == 400 else b""
+            body = b" " * size if expected == 400 else b""
             assert (await there.exchange("trainer", request, body))[0] == expected
 
 
