@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket as Socket
 from types import FrameType
 from typing import Any
 
@@ -145,11 +144,11 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
     spool, beside = spool_of(settings.data, worker), spools_beside(settings.data, worker, workers)
     counts = counts_of(settings.data) if workers > 1 else None
     async with Rolltap.running(settings, check_task=check, spool=spool, spools_beside=beside, counts=counts) as app:
-        sockets: dict[PlaneName, Socket] = {
+        sockets: dict[PlaneName, socket.socket] = {
             plane: bind(listen.host_of(plane), port, shared=workers > 1) for plane, port in _ports(settings).items()
         }
         urls: dict[PlaneName, str] = {
-            plane: listen.url_of(plane, socket.getsockname()[1]) for plane, socket in sockets.items()
+            plane: listen.url_of(plane, bound.getsockname()[1]) for plane, bound in sockets.items()
         }
         app.set_base_url(listen.public_url or urls["agent"])
         listening.write(urls)
@@ -164,7 +163,7 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
             shown = stored_key(app.settings) if open_to_all else None
             for line in exports(app.settings, app.base_url, shown):
                 console.print(line, soft_wrap=True, highlight=False)
-        planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
+        planes = {plane: (app.planes[plane], bound) for plane, bound in sockets.items()}
         await serve(planes, asyncio.Event(), Front(settings.limits, listen), Calls(app.begin_stop, app.cut_calls))
     console.print(f"stopped; the record stays: {hide_password(settings.store_url)}", soft_wrap=True, highlight=False)
 
