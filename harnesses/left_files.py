@@ -494,6 +494,9 @@ def remove(path: Path) -> None:
     """
     if not os.path.lexists(path):
         return
+    with suppress(OSError):  # most are ordinary files
+        os.unlink(path)
+        return
     with suppress(OSError):  # a mount can't be renamed
         path = path.rename(path.with_name(f"{path.name[:200]}-{secrets.token_hex(8)}"))
     removal = ("rm", "-rf", "--", place := str(path))

@@ -72,20 +72,22 @@ class Folders:
     def write_home(self, files: Mapping[str, str]) -> None:
         """Writes `files`, keyed by path below HOME, readable only by their owner.
 
-        Links in the paths, which an earlier run may have created, are replaced, never followed.
+        What an earlier run left in their places is removed, whatever it is, and never followed or written into: a file
+        may have another name elsewhere, and a pipe would wait for a reader.
         """
         for name, text in files.items():
-            target = self.home
+            folder = self.home
             for part in inside(name).parts[:-1]:
-                target = target / part
-                if target.is_symlink() or target.is_file():
-                    target.unlink()
-                target.mkdir(exist_ok=True)
-            target = target / inside(name).name
-            if target.is_symlink():
-                target.unlink()
-            target.write_text(text, encoding="utf-8")
-            target.chmod(0o600)
+                folder = folder / part
+                if folder.is_symlink() or not folder.is_dir():
+                    remove(folder)
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                    folder.chmod(0o700)
+            target = folder / inside(name).name
+            remove(target)
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
 
     def clear_home(self) -> None:
         """Replaces `home` and `tmp` by empty folders, also if an agent replaced them."""

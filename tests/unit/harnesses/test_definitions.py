@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,15 +86,76 @@ def test_nothing_is_written_outside_home(tmp_path: Path) -> None:
         folders.write_home({"../outside": "x"})
 
 
-def test_files_of_a_launch_replace_links_instead_of_following_them(tmp_path: Path) -> None:
+def _link(path: Path, outside: Path) -> None:
+    path.symlink_to(outside)
+
+
+def _dangling_link(path: Path, outside: Path) -> None:
+    path.symlink_to(outside.with_name("nowhere"))
+
+
+def _loop(path: Path, outside: Path) -> None:
+    path.symlink_to(path)
+
+
+def _hard_link(path: Path, outside: Path) -> None:
+    path.hardlink_to(outside / "config")
+
+
+def _pipe(path: Path, outside: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path, outside: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def _file_without_rights(path: Path, outside: Path) -> None:
+    path.write_text("old")
+    path.chmod(0)
+
+
+def _full_folder(path: Path, outside: Path) -> None:
+    (path / "deep" / "deeper").mkdir(parents=True)
+    (path / "deep" / "link").symlink_to(outside)
+
+
+def _folder_without_rights(path: Path, outside: Path) -> None:
+    _full_folder(path, outside)
+    path.chmod(0)
+
+
+LEFT = (
+    _link,
+    _dangling_link,
+    _loop,
+    _hard_link,
+    _pipe,
+    _socket,
+    _file_without_rights,
+    _full_folder,
+    _folder_without_rights,
+)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("place", [".rc", ".agent", ".agent/config"])
+@pytest.mark.parametrize("leave", LEFT, ids=lambda leave: leave.__name__.strip("_"))
+def test_files_of_a_launch_replace_whatever_an_earlier_run_left(
+    leave: Callable[[Path, Path], None], place: str, tmp_path: Path
+) -> None:
     folders = Folders(tmp_path)
     folders.home.mkdir()
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "config").write_text("precious")
-    (folders.home / ".agent").symlink_to(outside)
-    (folders.home / ".rc").symlink_to(outside / "config")
+    left = folders.home / place
+    left.parent.mkdir(exist_ok=True)
+    leave(left, outside)
     folders.write_home({".agent/config": "new", ".rc": "new"})
+    assert [path.name for path in outside.iterdir()] == ["config"]
     assert (outside / "config").read_text() == "precious"
-    assert (folders.home / ".agent" / "config").read_text() == "new"
-    assert (folders.home / ".rc").read_text() == "new"
+    for written in (folders.home / ".agent" / "config", folders.home / ".rc"):
+        status = written.lstat()
+        assert (written.read_text(), stat.S_IMODE(status.st_mode), status.st_nlink) == ("new", 0o600, 1)

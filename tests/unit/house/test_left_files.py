@@ -25,7 +25,7 @@ ALLOWED = {
     "code_sandbox.py:CodeSandbox.__aenter__": "its own folder",
     "command.py:_clear": "an empty folder in place of what the agent put there, once no process is left",
     "folders.py:FolderWorkspace.code_helper": "its own folder",
-    "folders.py:Folders.write_home": "links in the way are removed before, once no process is left",
+    "folders.py:Folders.write_home": "new files; what is in their places is removed before, once no process is left",
     "folders.py:_make": "new folders, before the agent",
     "folders.py:_make_code_folders": "new folders beside the agent's",
     "folders.py:empty_folder": "a new folder in place of what was there",
