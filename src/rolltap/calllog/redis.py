@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from redis.asyncio import Redis
@@ -48,6 +48,7 @@ from rolltap.decoding import msgpack_decoder
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.settings import hide_password
+from rolltap.wording import Outage, counted
 
 log = logging.getLogger("rolltap.store")
 
@@ -125,11 +126,12 @@ class IngestWriter:
         self._store_id = store_id
         self._own_id: str | None = None
         self._sweep_s = sweep_s
+        self._sweep_at = math.inf
         self._redis: Redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
         pool = self._redis.connection_pool
-        pool.connection_class = type("Connection", (UvloopConnection, pool.connection_class), {})
+        pool.connection_class = type("Connection", (OddErrors, pool.connection_class), {})
         # The oldest first. No dict by id: Redis reuses ids after it has lost its data.
         self._held: deque[_Entry] = deque()
         self._held_bytes = 0
@@ -140,6 +142,7 @@ class IngestWriter:
         self._away = False
         self._closing = False
         self._filled = asyncio.Event()
+        self._outage = Outage(log)
         self._draining = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -189,8 +192,12 @@ class IngestWriter:
             with suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
-        with suppress(StoreUnavailable):
+        try:
             await self._drain()
+        except StoreUnavailable:
+            pass
+        except Exception:  # a boundary: the rest has to be closed
+            log.exception("%s left in %s, for peers or the next start", counted(self.waiting, "fact"), self._name)
         await self._redis.aclose()
         await self._store.close()
 
@@ -239,40 +246,59 @@ class IngestWriter:
 
     async def _run(self) -> None:
         """Writes the facts in memory whenever there are some, and sweeps from time to time."""
-        sweep_at = time.monotonic() + self._sweep_s
+        self._sweep_at = time.monotonic() + self._sweep_s
         while not self._closing:
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, sweep_at - time.monotonic())):
+                async with asyncio.timeout(max(0.0, self._sweep_at - time.monotonic())):
                     await self._filled.wait()
             self._filled.clear()
             await asyncio.sleep(PAUSE_S)
             try:
                 try:
-                    await self._drain()
-                finally:
-                    if self._away:
-                        await self._redis.connection_pool.disconnect()  # the address may lead elsewhere by now
-                        # Redis may be a replica now, or another one.
-                        async with asyncio.timeout(REDIS_WITHIN_S):
-                            await self._check_redis()
-                        await self._append_lost()
-                        self._away = False
-                if time.monotonic() >= sweep_at:
-                    sweep_at = time.monotonic() + self._sweep_s
-                    if not self._away:
-                        await self._check_redis()
-                        await self._set_mark()
-                        seconds, microseconds = await self._redis.time()
-                        id = int(1000 * (seconds - self._sweep_s) + microseconds / 1000)  # of an entry `SWEEP_S` old
-                        await self._sweep(str(id).encode())
-            except (StoreUnavailable, RedisError, OSError):
+                    await self._work_off()
+                except (StoreUnavailable, RedisError, OSError):
+                    await self._wait_for_store()
+                else:
+                    self._outage.over("the ingest log works again")
+            except Exception as error:  # noqa: BLE001  a boundary: whatever it is, what waits here is tried again
+                reason = f"{type(error).__name__}: {error}"
+                self._outage.failed(
+                    "the ingest log failed, and tries again: %s", reason, level=logging.ERROR, exc_info=True
+                )
                 self._filled.set()
-                if self._held and not self._away:
-                    try:
-                        await self._append_lost()
-                    except (RedisError, OSError) as error:
-                        self._bypass(error)
                 await asyncio.sleep(RETRY_S)
+
+    async def _work_off(self) -> None:
+        """Writes the facts in memory, looks whether a Redis that was away is back, and sweeps if it is time."""
+        try:
+            await self._drain()
+        finally:
+            if self._away:
+                await self._redis.connection_pool.disconnect()  # the address may lead elsewhere by now
+                # Redis may be a replica now, or another one.
+                async with asyncio.timeout(REDIS_WITHIN_S):
+                    await self._check_redis()
+                await self._append_lost()
+                self._away = False
+        if time.monotonic() < self._sweep_at:
+            return
+        self._sweep_at = time.monotonic() + self._sweep_s
+        if not self._away:
+            await self._check_redis()
+            await self._set_mark()
+            seconds, microseconds = await self._redis.time()
+            id = int(1000 * (seconds - self._sweep_s) + microseconds / 1000)  # of an entry `SWEEP_S` old
+            await self._sweep(str(id).encode())
+
+    async def _wait_for_store(self) -> None:
+        """Waits until the next attempt, and sees to it that Redis has what is in memory."""
+        self._filled.set()
+        if self._held and not self._away:
+            try:
+                await self._append_lost()
+            except (RedisError, OSError) as error:
+                self._bypass(error)
+        await asyncio.sleep(RETRY_S)
 
     async def _check_redis(self) -> None:
         """Raises `StoreUnavailable` for a Redis that can lose facts, or is another store's. One that lost its data
@@ -413,15 +439,32 @@ class IngestWriter:
             await asyncio.sleep(POLL_S)
 
 
-class UvloopConnection:
-    """Over a connection of redis: what is written to one that has ended is a `RuntimeError` of uvloop's."""
+class OddErrors:
+    """Over a connection of redis: an error that is none of redis-py's or the system's ends it, as theirs do.
+
+    uvloop raises `RuntimeError` for what is written to a connection that has ended, and an answer that is no Redis's
+    makes redis-py's parser raise what it likes.
+    """
 
     async def send_packed_command(self, *arguments: Any, **more: Any) -> None:
         try:
             await super().send_packed_command(*arguments, **more)  # type: ignore[misc]
-        except RuntimeError as error:  # "unable to perform operation on <TCPTransport closed=True>"
-            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
-            raise RedisConnectionError(str(error)) from error
+        except (RedisError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001  a boundary to redis-py and the event loop
+            await self._end(error)
+
+    async def read_response(self, *arguments: Any, **more: Any) -> Any:
+        try:
+            return await super().read_response(*arguments, **more)  # type: ignore[misc]
+        except (RedisError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001  the same
+            await self._end(error)
+
+    async def _end(self, error: Exception) -> NoReturn:
+        await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+        raise RedisConnectionError(f"{type(error).__name__}: {error}") from error
 
 
 def _groups(records: Sequence[bytes]) -> list[slice]:
