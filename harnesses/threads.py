@@ -1,4 +1,4 @@
-"""Threads for work on an agent's files.
+"""Threads for work on an agent's files, and for code of others that reads them in its event loop.
 
 Such work may take very long: an agent can leave millions of files. asyncio's own threads are few, and the runner's
 client needs them for answers of the server, so for heartbeats: without one in time, a node loses all its rollouts. Only
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +25,54 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     """`asyncio.to_thread`, in these threads."""
     call = partial(copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
+
+
+async def in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """`await work()` in an event loop of its own, in a thread of its own: it may block that loop, and no other.
+
+    A cancellation reaches the work, whose end is awaited. What belongs to the caller's loop, the work reaches by
+    `on_loop`.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=_serve, args=(loop,), name="rolltap-loop", daemon=True).start()
+    try:
+        return await on_loop(loop, work)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs `loop` until it is stopped, then ends what is left in it."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """`await work()` on the running `loop` of another thread. A cancellation reaches it, and its end is awaited."""
+    ended = Future[T]()
+    tasks = list[asyncio.Task[T]]()
+
+    def start() -> None:
+        tasks.append(task := loop.create_task(work()))
+        task.add_done_callback(settle)
+
+    def settle(task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            ended.cancel()
+        elif (error := task.exception()) is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(task.result())
+
+    loop.call_soon_threadsafe(start)
+    waiting = asyncio.wrap_future(ended)
+    while True:
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            if waiting.done():
+                raise
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
 
 
 def contained(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -653,6 +653,15 @@ CONTROLS = (
         ("unit/proxy/test_tls.py::test_a_handshake_that_does_not_end_has_a_strangers_time",),
         "the number of such connections within that time",
     ),
+    Control(
+        "the files of a launch replace whatever an earlier run left in their places: links, pipes, second names, folders",
+        ("unit/harnesses/test_definitions.py::test_files_of_a_launch_replace_whatever_an_earlier_run_left",),
+    ),
+    Control(
+        "Harbor reads an agent's logs in an event loop of the trial's own, and none over 64 MB: it delays no heartbeat",
+        ("unit/harnesses/test_threads.py::test_who_blocks_its_own_loop_delays_nobody",
+         "harnesses/test_harbor.py::test_harbor_reads_no_logs_without_an_end"),
+    ),
 )  # fmt: skip
 
 

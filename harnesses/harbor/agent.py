@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,7 +44,10 @@ from rolltap.types import Segment, Trajectory
 
 ATIF_NAME = "trajectory.json"
 LARGEST_ATIF = 16 << 20
-"""Size limit in bytes: a larger `trajectory.json` stays without tokens. It is read in the runner's process."""
+"""Size limit in bytes: a larger `trajectory.json` stays without tokens."""
+
+LARGEST_LOGS = 64 << 20
+"""Size limit in bytes of all of an agent's logs: Harbor, which reads them whole, gets no larger ones."""
 
 NOTE = "rolltap"
 """The key of our entry in `AgentContext.metadata`: the session's id, and whether its turn cap refused calls."""
@@ -71,7 +75,7 @@ class CapturedAgent(BaseAgent):
         self._name, self._dialect, self._policy = agent, dialect, policy
         self._options = options or {}
         self._inherited = {name: common[name] for name in ("logger", "mcp_servers", "skills_dir") if name in common}
-        self._client: AdminClient | None = None
+        self._server = ("", "")
         self._open: Callable[[], Awaitable[OpenedSession]] = self._open_own
         self._inner: BaseAgent | None = None
         self._context = AgentContext()
@@ -81,9 +85,9 @@ class CapturedAgent(BaseAgent):
         self._trajectory: Trajectory | None = None
         self._turns: tuple[CallTurn, ...] = ()
 
-    def serve(self, client: AdminClient, open_session: Callable[[], Awaitable[OpenedSession]]) -> None:
-        """Makes the trial an attempt of a rollout: `open_session` starts the attempt. The caller closes `client`."""
-        self._client, self._open = client, open_session
+    def serve(self, url: str, key: str, open_session: Callable[[], Awaitable[OpenedSession]]) -> None:
+        """Makes the trial an attempt of a rollout, which `open_session` starts at the admin plane `url`."""
+        self._server, self._open = (url, key), open_session
 
     @staticmethod
     def name() -> str:
@@ -160,14 +164,17 @@ class CapturedAgent(BaseAgent):
         """Copies the inner agent's context to `context` and adds the session's id and tokens, also to the ATIF file."""
         if self._inner is None or self.session is None or self._trajectory is None:
             return
-        if self._context.is_empty():
+        left = LeftFiles(self.logs_dir)  # the agent may have written them, and its processes may still run
+        if self._context.is_empty() and (size := _bytes_below(left)) > LARGEST_LOGS:
+            self.logger.warning("the agent's logs have %d MB: Harbor does not read them", size >> 20)
+            self._context.model_usage = {}  # or Harbor looks for it in them
+        elif self._context.is_empty():
             self._inner.populate_context_post_run(self._context)
         for name in AgentContext.model_fields:
             setattr(context, name, getattr(self._context, name))
         context.rollout_details = rollout_details(self._trajectory.segments)
         note = {"session_id": self.session.session_id, "capped": self.capped}
         context.metadata = {**(context.metadata or {}), NOTE: note}
-        left = LeftFiles(self.logs_dir)  # the agent may have written the file, and its processes may still run
         if (data := left.read_up_to(ATIF_NAME, LARGEST_ATIF)) is None:
             return
         try:
@@ -185,16 +192,26 @@ class CapturedAgent(BaseAgent):
             async with self._connected() as client:
                 await client.close_session(self.session.session_id)
 
-    def _connected(self) -> Any:
-        """The caller's client, or a new one that is closed at the end of the `async with` block."""
-        if self._client is not None:
-            return nullcontext(self._client)
-        url, key = os.environ.get("ROLLTAP_ADMIN_URL"), os.environ.get("ROLLTAP_ADMIN_KEY")
+    def _connected(self) -> AdminClient:
+        """A new client, for an `async with` block."""
+        url, key = self._server
+        url, key = url or os.environ.get("ROLLTAP_ADMIN_URL"), key or os.environ.get("ROLLTAP_ADMIN_KEY")
         if not url or not key:
             raise ConfigError(
                 "set ROLLTAP_ADMIN_URL and ROLLTAP_ADMIN_KEY where harbor runs: sessions are opened there"
             )
         return AdminClient(url, key)
+
+
+def _bytes_below(left: LeftFiles) -> int:
+    """The size of the files there, until it is over `LARGEST_LOGS`."""
+    size, waiting = 0, [""]
+    while waiting and size <= LARGEST_LOGS:
+        for path, status in left.entries(waiting.pop()):
+            size += status.st_size
+            if stat.S_ISDIR(status.st_mode):
+                waiting.append(path)
+    return size
 
 
 async def _version_of(agent: BaseAgent, environment: BaseEnvironment) -> str:

@@ -10,6 +10,7 @@ which the ledger allows another attempt.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +39,7 @@ from rolltap.harnesses.harbor.names import connection_to
 from rolltap.harnesses.runner.attempts import AWAY, AttemptRunner, Result, RolloutState, Stage
 from rolltap.harnesses.runner.specs import SAMPLE_JOB, parse_spec
 from rolltap.harnesses.runner.tasks import harbor_task, task_folders
-from rolltap.harnesses.threads import in_thread
+from rolltap.harnesses.threads import in_own_loop, in_thread, on_loop
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED, Cause, RolloutStatus, Task
 
@@ -183,13 +184,18 @@ class HarborRunner(AttemptRunner[TrialWork]):
     """Runs rollouts as Harbor trials."""
 
     async def _attempt(self, state: RolloutState[TrialWork]) -> Result:
-        async with self._stage(state, Stage.RUN):
+        ours = asyncio.get_running_loop()
+
+        async def play() -> tuple[Trial, CapturedAgent, TrialResult]:
             trial = await Trial.create(state.assignment.trial())
             agent = trial.agent
             if not isinstance(agent, CapturedAgent):
                 raise RuntimeFailed(f"Harbor made {type(agent).__name__} of the agent")
-            agent.serve(self.client, lambda: self._open(state))
-            result = await trial.run()
+            agent.serve(self.client.url, self.client.key, lambda: on_loop(ours, lambda: self._open(state)))
+            return trial, agent, await trial.run()
+
+        async with self._stage(state, Stage.RUN):
+            trial, agent, result = await in_own_loop(play)  # Harbor reads the agent's logs in its event loop
         state.seen.add("trial", str(trial.paths.trial_dir))
         file = trial.paths.trial_dir / JUDGEMENT
         judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -201,6 +201,25 @@ async def test_a_group_of_trials(agent: str, tmp_path: Path, release: Callable[[
             held_back(folder)
 
 
+@pytest.mark.trainers
+@pytest.mark.timeout(600)
+async def test_harbor_reads_no_logs_without_an_end(tmp_path: Path, release: Callable[[str], Installation]) -> None:
+    """The tokens come from the record: they are there, and the reward counts."""
+    release("codex")
+    command = "head -c 70000000 /dev/zero | tr '\\0' '[' > /logs/agent/trajectory.json; echo hello > /app/out.txt"
+    path = tmp_path / "script.json"
+    path.write_bytes(msgspec.json.encode(script("codex", command)))
+    async with service(tmp_path, path) as server:
+        played = await play(server, harbor_task(tmp_path / "tasks" / "hello").parent, "codex", 1)
+        ((folder, result),) = played.results.items()
+        agents = result["agent_result"]
+        assert (agents["n_input_tokens"], agents["model_usage"]) == (None, {}), played.output
+        assert "MB: Harbor does not read them" in (folder / "trial.log").read_text()
+        assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+        (segments,) = (await leased(server)).values()
+        same_tokens(agents["rollout_details"], segments)
+
+
 SANDBOXED = """\
 #!/bin/bash
 $ROLLTAP_SANDBOXED python3 /app/solve.py > /tmp/answer.txt

@@ -266,6 +266,11 @@ MUTANTS = (
            "faults/test_odd_stream.py::test_odd_rows_of_the_stream_delay_no_others"),
     Mutant(113, "proxy/server.py", "handshake_s = STRANGER_S if tls else None", "handshake_s = None",
            "unit/proxy/test_tls.py::test_a_handshake_that_does_not_end_has_a_strangers_time"),
+    Mutant(114, "harnesses/runtimes/folders.py", "            remove(target)\n            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
+           "            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)",
+           "unit/harnesses/test_definitions.py::test_files_of_a_launch_replace_whatever_an_earlier_run_left"),
+    Mutant(115, "harnesses/threads.py", "        return await on_loop(loop, work)\n", "        return await work()\n",
+           "unit/harnesses/test_threads.py::test_who_blocks_its_own_loop_delays_nobody"),
 )  # fmt: skip
 
 
