@@ -203,6 +203,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse(501, "the only transfer coding that is taken is chunked")
         if self.limits.hosts is not None and (problem := self.limits.hosts.refusal(self.headers)):
             self._refuse(403, problem)
+        sent = {line for line in self.headers if line[0] in KEY_HEADERS}
+        if len(sent) > 1 and len(sent) > len({name for name, _ in sent}):  # readers differ in which of them counts
+            self._refuse(400, "a header of the request has two keys: send one")
         keys = presented_keys(self.headers, self.url)
         if keys != self.keys:
             self._count_keys(keys)

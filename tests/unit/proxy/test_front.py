@@ -483,6 +483,23 @@ async def test_connections_are_counted_per_key(tmp_path: Path) -> None:
             writer.close()
 
 
+@every_plane
+@pytest.mark.parametrize("name", ["Authorization", "x-api-key", "X-Goog-Api-Key"])
+async def test_a_header_names_one_key(tmp_path: Path, plane: str, name: str) -> None:
+    """Else a balancer before us and we, or two places of ours, take the request for two users'. The same key twice,
+    and keys in two headers, as some clients send it, are no doubt."""
+    async with served(tmp_path) as there:
+
+        async def answer(*lines: str) -> int:
+            request = "\n".join(["GET /health HTTP/1.1", "Host: 127.0.0.1", *lines, "Connection: close", "", ""])
+            return (await there.exchange(plane, request))[0]
+
+        assert await answer(f"{name}: Bearer rt-a", f"{name.lower()}: Bearer rt-b") == 400
+        assert await answer(f"{name}: rt-b", "x-other: 1", f"{name}: Bearer rt-b") == 400
+        assert await answer(f"{name}: Bearer rt-a", f"{name}: Bearer rt-a") == 200
+        assert await answer("Authorization: Bearer rt-a", "x-api-key: rt-a", "x-goog-api-key: rt-b") == 200
+
+
 @pytest.mark.parametrize("line", ["Authorization: Bearer {}", "x-api-key: {}", "x-goog-api-key: {}"])
 @pytest.mark.parametrize("plane", ["trainer", "admin"])
 async def test_a_sessions_key_on_another_plane_is_counted(tmp_path: Path, plane: str, line: str) -> None:
