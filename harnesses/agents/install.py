@@ -166,7 +166,8 @@ def on_path(package: Package) -> str | None:
 
 
 def _folder(package: Package, cache: Path) -> Path:
-    return cache / f"{package.name.strip('@').replace('/', '-')}-{package.version}"
+    """Absolute, as its paths are kept and used from other folders."""
+    return cache.absolute() / f"{package.name.strip('@').replace('/', '-')}-{package.version}"
 
 
 def _npm(package: Package, folder: Path) -> Installation:

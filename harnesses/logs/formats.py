@@ -79,6 +79,20 @@ def read_atif(run_folders: RunFolders) -> Iterator[LogEntry]:
         return
 
 
+def unseen(lines: Iterable[Mapping[str, Any]], key: str, seen: set[str]) -> Iterator[Mapping[str, Any]]:
+    """The lines whose id, under `key`, no earlier file has; `seen` are the ids of those files, and then of this one.
+
+    A fork's file begins with a copy of the conversation that it leaves, with the same ids.
+    """
+    own: set[str] = set()
+    for line in lines:
+        id = text(line.get(key))
+        if id not in seen:
+            own.update((id,) if id else ())
+            yield line
+    seen |= own
+
+
 CLAUDE_CODE_FOLDER = ".claude/projects"
 SYNTHETIC = "<synthetic>"
 """The `model` of messages that no model wrote: errors shown to the user."""
@@ -92,9 +106,10 @@ def read_claude_code(run_folders: RunFolders) -> Iterator[LogEntry]:
     A reply has one line per block, each with the reply's id and the usage of the whole reply. A tool's results may be
     between the lines of the reply that calls it.
     """
+    seen: set[str] = set()
     for path in run_folders.home.find(CLAUDE_CODE_FOLDER, ".jsonl"):
         if path.count("/") == CLAUDE_CODE_FOLDER.count("/") + 2:
-            yield from _claude_code_entries(run_folders.home.lines(path))
+            yield from _claude_code_entries(unseen(run_folders.home.lines(path), "uuid", seen))
 
 
 def _claude_code_entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
@@ -255,7 +270,7 @@ ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
 """What the query does."""
 
 MESSAGES = """
-    SELECT message.id, message.data, part.data FROM message JOIN session ON session.id = message.session_id
+    SELECT session.id, message.id, message.data, part.data FROM message JOIN session ON session.id = message.session_id
     LEFT JOIN part ON part.message_id = message.id
     WHERE session.parent_id IS NULL ORDER BY message.time_created, message.id, part.id LIMIT 200000
 """
@@ -276,7 +291,11 @@ def read_opencode(run_folders: RunFolders) -> list[LogEntry]:
         raise LogUnreadable(f"{DATABASE_FOLDER}/{DATABASE}: {error}") from error
 
 
-def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
+Row = tuple[str, str, str, str | None]
+"""A session's id, a message's, and the data of the message and of a part."""
+
+
+def _rows(home: LeftFiles) -> list[Row]:
     """Each message with each of its parts. SQLite opens a copy in a folder with nothing else but its own log.
 
     Views, virtual tables and computed columns are refused: they would run SQL that an agent wrote.
@@ -306,18 +325,24 @@ def _authorize(action: int, table: str | None, _column: str | None, _base: str |
     return sqlite3.SQLITE_OK if plain else sqlite3.SQLITE_DENY
 
 
-def _opencode_entries(rows: list[tuple[str, str, str | None]]) -> Iterator[LogEntry]:
-    by_message: dict[str, tuple[str, list[str]]] = {}
-    for id, packed, part in rows:
-        by_message.setdefault(id, (packed, []))[1].extend([part] if part is not None else [])
-    for packed, parts in by_message.values():
+def _opencode_entries(rows: list[Row]) -> Iterator[LogEntry]:
+    """A fork has copies of its first messages, with ids of their own, and the times and calls of the originals."""
+    by_message: dict[str, tuple[str, str, list[str]]] = {}
+    first: dict[tuple[str, ...], str] = {}
+    for session, id, packed, part in rows:
+        by_message.setdefault(id, (session, packed, []))[2].extend([part] if part is not None else [])
+    for session, packed, parts in by_message.values():
         message = mapping(msgspec.json.decode(packed))
+        decoded = [mapping(msgspec.json.decode(one)) for one in parts]
+        tools = [part for part in decoded if part.get("type") == "tool"]
+        time = mapping(message.get("time"))
+        key = (str(time), *(text(tool.get("callID")) for tool in tools))
+        if time and first.setdefault(key, session) != session:
+            continue
         if message.get("role") == "user":
             yield LogEntry("user")
         if message.get("role") != "assistant":
             continue
-        decoded = [mapping(msgspec.json.decode(one)) for one in parts]
-        tools = [part for part in decoded if part.get("type") == "tool"]
         tokens = mapping(message.get("tokens"))
         output, reasoning = count(tokens.get("output")), count(tokens.get("reasoning"))
         total = (output or 0) + (reasoning or 0)
@@ -337,8 +362,9 @@ FAILED = ("error", "aborted")
 
 def read_pi(run_folders: RunFolders) -> Iterator[LogEntry]:
     """Pi: `~/.pi/agent/sessions/FOLDER/*.jsonl`, one line per message."""
+    seen: set[str] = set()
     for path in run_folders.home.find(PI_FOLDER, ".jsonl"):
-        for line in run_folders.home.lines(path):
+        for line in unseen(run_folders.home.lines(path), "id", seen):
             message = mapping(line.get("message"))
             role = message.get("role")
             if line.get("type") != "message" or message.get("stopReason") in FAILED:
@@ -362,10 +388,11 @@ def read_qwen_code(run_folders: RunFolders) -> Iterator[LogEntry]:
 
     `candidatesTokenCount`: all tokens.
     """
+    seen: set[str] = set()
     for path in run_folders.home.find(QWEN_CODE_FOLDER, ".jsonl"):
         if path.split("/")[-2] != "chats":
             continue
-        for line in run_folders.home.lines(path):
+        for line in unseen(run_folders.home.lines(path), "uuid", seen):
             parts = items(mapping(line.get("message")).get("parts"))
             if line.get("type") == "assistant":
                 calls = tuple(text(mapping(part["functionCall"]).get("id")) for part in parts if "functionCall" in part)

@@ -79,6 +79,8 @@ def no_caller(key: str) -> Unauthenticated:
     """The refusal of a request whose `key` belongs to nobody; empty: it has none."""
     if not key:
         return Unauthenticated("send the plane's key as `Authorization: Bearer KEY`")
+    if SESSION_KEY.fullmatch(key):
+        return Unauthenticated("the key is not known here; a session's is for the agent plane, which has another port")
     return Unauthenticated("the key is not known, or it is over")
 
 

@@ -58,10 +58,12 @@ def read_tokenizer(folder: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = (folder / "tokenizer.json").read_text(encoding="utf-8")
         return text, json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        lacks = f"it has no {Path(error.filename).name}" if folder.is_dir() else "there is no such folder"
+        hint = download_hint(folder) or "; name the folder that the model was downloaded to"
+        raise ConfigError(f"cannot read the tokenizer folder {str(folder)!r}: {lacks}{hint}") from error
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the tokenizer folder {str(folder)!r}: {error}{download_hint(folder)}"
-        ) from error
+        raise ConfigError(f"cannot read the tokenizer folder {str(folder)!r}: {error}") from error
 
 
 class HubTokenizer:

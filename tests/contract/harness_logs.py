@@ -62,8 +62,12 @@ CLAUDE = [
 ]
 
 
+def _numbered(key: str, lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**line, key: f"{key}-{number}"} for number, line in enumerate(lines)]
+
+
 def _pi(**message: Any) -> dict[str, Any]:
-    return {"type": "message", "id": "m", "message": message}
+    return {"type": "message", "message": message}
 
 
 PI = [
@@ -137,7 +141,7 @@ ATIF = {
 }
 
 _CLAUDE_FILES = {
-    ".claude/projects/-work/s.jsonl": _lines(CLAUDE),
+    ".claude/projects/-work/s.jsonl": _lines(_numbered("uuid", CLAUDE)),
     ".claude/projects/-work/s/subagents/agent-1.jsonl": _lines([_claude("assistant", [], "deeper", 1)]),
 }
 LOGS: Mapping[str, Mapping[str, str]] = {
@@ -147,13 +151,29 @@ LOGS: Mapping[str, Mapping[str, str]] = {
     },
     "claude-code": _CLAUDE_FILES,
     "claude-agent-sdk": _CLAUDE_FILES,
-    "pi": {".pi/agent/sessions/--work--/1.jsonl": _lines(PI)},
-    "qwen-code": {".qwen/projects/-work/chats/s.jsonl": _lines(QWEN), ".qwen/projects/-work/x.jsonl": "{}\n"},
+    "pi": {".pi/agent/sessions/--work--/1.jsonl": _lines(_numbered("id", PI))},
+    "qwen-code": {
+        ".qwen/projects/-work/chats/s.jsonl": _lines(_numbered("uuid", QWEN)),
+        ".qwen/projects/-work/x.jsonl": "{}\n",
+    },
     "gemini-cli": {".gemini/tmp/work/chats/session-1.jsonl": _lines(GEMINI)},
     "mini-swe-agent": {".config/mini-swe-agent/last_mini_run.traj.json": json.dumps(MINI)},
     "command": {"trajectory.json": json.dumps(ATIF)},
 }
 """Harness → path below HOME → text. OpenCode's is a database: `write_opencode`."""
+
+
+_USER, _LAST = {"role": "user", "content": []}, {"role": "assistant", "content": [], "usage": {"output": 7}}
+_CLAUDE_FORK = [_claude("user", "Go on.", uuid="x"), _claude("assistant", [], "other", 7, uuid="y")]
+_PI_FORK = [{**_pi(**_USER), "id": "x"}, {**_pi(**_LAST), "id": "y"}]
+_QWEN_FORK = [{**_qwen("user", "user"), "uuid": "x"}, {**_qwen("assistant", "model", 7), "uuid": "y"}]
+FORKS: Mapping[str, tuple[str, str]] = {
+    "claude-code": (".claude/projects/-work/s.jsonl", _lines(_CLAUDE_FORK)),
+    "claude-agent-sdk": (".claude/projects/-work/s.jsonl", _lines(_CLAUDE_FORK)),
+    "pi": (".pi/agent/sessions/--work--/1.jsonl", _lines(_PI_FORK)),
+    "qwen-code": (".qwen/projects/-work/chats/s.jsonl", _lines(_QWEN_FORK)),
+}
+"""Harness → the log of which a fork's begins with a copy, and what the fork adds. OpenCode's: `OPENCODE_FORK`."""
 
 
 def logs_of(name: str) -> Mapping[str, str]:
@@ -165,21 +185,32 @@ def logs_of(name: str) -> Mapping[str, str]:
     return {str(path.relative_to(golden)): path.read_text() for path in golden.rglob("*") if path.is_file()}
 
 
+_OPENCODE_CALL = {"role": "assistant", "time": {"created": 2}, "tokens": {"output": 36, "reasoning": 6}}
 OPENCODE_PARTS = [
-    ("m1", {"role": "user"}, {"type": "text", "text": "Do it."}),
-    ("m2", {"role": "assistant", "tokens": {"output": 36, "reasoning": 6}}, {"type": "reasoning", "text": "I do."}),
+    ("m1", {"role": "user", "time": {"created": 1}}, {"type": "text", "text": "Do it."}),
+    ("m2", _OPENCODE_CALL, {"type": "reasoning", "text": "I do."}),
+    ("m2", _OPENCODE_CALL, {"type": "tool", "callID": CALL, "state": {"status": "completed"}}),
     (
-        "m2",
-        {"role": "assistant", "tokens": {"output": 36, "reasoning": 6}},
-        {"type": "tool", "callID": CALL, "state": {"status": "completed"}},
+        "m3",
+        {"role": "assistant", "time": {"created": 3}, "tokens": {"output": 15, "reasoning": 1}},
+        {"type": "text", "text": "Done."},
     ),
-    ("m3", {"role": "assistant", "tokens": {"output": 15, "reasoning": 1}}, {"type": "text", "text": "Done."}),
     ("m4", {"role": "assistant", "tokens": {"output": 0, "reasoning": 0}}, None),  # it broke off
 ]
 
 
+OPENCODE_FORK = [
+    *((f"f{message}", data, part) for message, data, part in OPENCODE_PARTS[:4]),
+    ("m5", {"role": "user", "time": {"created": 5}}, {"type": "text", "text": "Go on."}),
+    ("m6", {"role": "assistant", "time": {"created": 6}, "tokens": {"output": 7}}, {"type": "text", "text": "On."}),
+]
+
+
 def write_opencode(
-    home: Path, parts: Iterable[tuple[str, Any, Any]] = OPENCODE_PARTS, parent: str | None = None
+    home: Path,
+    parts: Iterable[tuple[str, Any, Any]] = OPENCODE_PARTS,
+    parent: str | None = None,
+    fork: Iterable[tuple[str, Any, Any]] = (),
 ) -> None:
     """The tables that OpenCode writes, with the columns that are read; the rows are in the write-ahead log only."""
     folder = home / ".local/share/opencode"
@@ -191,11 +222,12 @@ def write_opencode(
         "CREATE TABLE message (id text, session_id text, time_created integer, data text);"
         "CREATE TABLE part (id text, message_id text, data text);"
     )
-    database.execute("INSERT INTO session VALUES ('s', ?)", (parent,))
+    database.execute("INSERT INTO session VALUES ('s', ?), ('f', NULL)", (parent,))
     written: set[str] = set()
-    for number, (message, data, part) in enumerate(parts):
+    rows = [*(("s", *each) for each in parts), *(("f", *each) for each in fork)]
+    for number, (session, message, data, part) in enumerate(rows):
         if message not in written:
-            database.execute("INSERT INTO message VALUES (?, 's', ?, ?)", (message, number, json.dumps(data)))
+            database.execute("INSERT INTO message VALUES (?, ?, ?, ?)", (message, session, number, json.dumps(data)))
             written.add(message)
         database.execute("INSERT INTO part VALUES (?, ?, ?)", (f"p{number}", message, json.dumps(part)))
     database.commit()

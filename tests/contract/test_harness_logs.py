@@ -17,7 +17,7 @@ from rolltap.harnesses import left_files
 from rolltap.harnesses.logs.check import ENTRY_POINTS, LOG_READERS, read_log
 from rolltap.reading.log_check import RecordedReply, compare
 
-from .harness_logs import CALL, logs_of, write_opencode
+from .harness_logs import CALL, FORKS, OPENCODE_FORK, logs_of, write_opencode
 
 NAMES = known_names(LOG_READERS, ENTRY_POINTS)
 RECORD = [
@@ -65,6 +65,23 @@ def test_a_log_has_the_main_conversation_in_order(name: str, left: Left) -> None
     assert CALL in log.entries[1].tool_calls[0]
     assert CALL in log.entries[2].id
     assert compare(log, RECORD).verdict == "match"
+
+
+@pytest.mark.parametrize("fork", ["0", "z"])
+@pytest.mark.parametrize("name", [*FORKS, "opencode"])
+def test_a_fork_begins_with_a_copy_whose_replies_count_once(name: str, fork: str, left: Left) -> None:
+    write(name, left)
+    if name == "opencode":
+        (left.home_folder / ".local/share/opencode/opencode.db").unlink()
+        (left.home_folder / ".local/share/opencode/opencode.db-wal").unlink()
+        write_opencode(left.home_folder, fork=OPENCODE_FORK)
+    else:
+        path, added = FORKS[name]
+        log = left.home_folder / path
+        (log.parent / f"{fork}.jsonl").write_text(log.read_text() + added)
+    entries = read(name, left).entries
+    assert [entry.tokens for entry in entries if entry.role == "assistant"] == [42, 16, 7]
+    assert [entry.role for entry in entries] == ["user", "assistant", "tool", "assistant", "user", "assistant"]
 
 
 @pytest.mark.parametrize("name", NAMES)

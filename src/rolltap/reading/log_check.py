@@ -4,8 +4,8 @@ The rules:
 
 * Every reply of the log is a call of the record. It is found by the id or a tool-call id that the server gave it; where
   the protocol carries none, by its place, tool calls and token count: the one that continues the reply above it, else
-  the agent's next reply, else the next one of any conversation, else an earlier one that begins a conversation or need
-  not be in the log. If that choice leads to a difference, the next is tried.
+  the agent's next reply, else the next one of any conversation, else an earlier one that begins a conversation or a
+  fork of one, or need not be in the log. If that choice leads to a difference, the next is tried.
 * Replies of a conversation have the same order (a harness that runs inside another has its own log, which may be read
   before or after it), the same tool calls and the same count of sampled tokens.
 * Every call from which the agent's main conversation continued is in the log, and the answer with which it ended.
@@ -287,17 +287,22 @@ class _Pairing:
     def _earlier(self, logged: _LoggedReply, last: int) -> Iterator[RecordedReply]:
         """Yields earlier replies that another conversation's log may have next. Both token counts must be known."""
         for reply in self.replies[: last + 1]:
-            if (reply.roles is None or not reply.required) and None not in (logged.entry.tokens, reply.tokens):
+            elsewhere = reply.roles is None or not reply.required or self._is_fork(reply)
+            if elsewhere and None not in (logged.entry.tokens, reply.tokens):
                 yield reply
 
     def _is_free(self, reply: RecordedReply) -> bool:
         return reply.call_id not in self._matched and reply.call_id not in self._named
 
+    def _is_fork(self, reply: RecordedReply) -> bool:
+        """True if the log had another reply that continues the same one: a fork has its own log, read later."""
+        return bool(reply.parent) and self._continued[reply.parent] > 0
+
     def _is_late(self, reply: RecordedReply) -> bool:
         """True if the log already had a reply that was made after `reply` in its conversation."""
         last = self._position[self._chosen[-1].call_id] if self._chosen else -1
         is_behind = self._position[reply.call_id] <= last and reply.required and reply.roles is not None
-        return is_behind or self._continued[reply.call_id] > 0
+        return (is_behind and not self._is_fork(reply)) or self._continued[reply.call_id] > 0
 
     def _missing(self) -> str:
         required = [reply for reply in self.replies if reply.required]

@@ -308,6 +308,8 @@ def test_a_start_that_fails_leaves_no_data_folder(tmp_path: Path, monkeypatch: p
         "serve", "--engine", "http://127.0.0.1:1", "--tokenizer", "nothere", *PORTS
     )
     assert list(tmp_path.iterdir()) == []
+    there = said("serve", "--engine", "http://127.0.0.1:1", "--tokenizer", str(tmp_path), *PORTS)
+    assert "it has no tokenizer.json; name the folder that the model was downloaded to" in there
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"can't listen on 127.0.0.1:{port}" in said(*CAPTURE, "--admin-port", str(port))

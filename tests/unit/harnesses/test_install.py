@@ -60,6 +60,17 @@ print(install(Package("npm", "slow", "1.2.3", executable="slow", node=0), Path(s
 """
 
 
+def test_an_installation_in_a_relative_cache_is_found_from_other_folders(
+    npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin" / "npm").write_text(SLOW_NPM.format(journal=tmp_path / "journal"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    package = Package("npm", "slow", "1.2.3", executable="slow", node=0)
+    installation = install(package, Path("cache"))
+    assert all(path.is_absolute() for path in (*installation.bins, *installation.needs))
+    assert find(package, tmp_path / "cache") == installation
+
+
 def test_of_several_processes_one_installs_and_the_others_wait(npm: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     (tmp_path / "bin" / "npm").write_text(SLOW_NPM.format(journal=journal), encoding="utf-8")

@@ -175,6 +175,8 @@ async def test_a_key_that_was_sent_is_not_asked_for(wall_of_all: Wall, plane: st
     for verb in (f"GET {row}", f"POST {row}/control"):  # without a body and with one
         unknown = await wall_of_all.send(plane, verb, "rt-junk")
         assert (unknown.status_code, message(unknown)) == (401, "the key is not known, or it is over")
+        misdirected = await wall_of_all.send(plane, verb, "rt-" + "k" * 43)
+        assert (misdirected.status_code, "a session's is for the agent plane" in message(misdirected)) == (401, True)
         absent = await wall_of_all.send(plane, verb, None)
         assert (absent.status_code, message(absent)) == (401, "send the plane's key as `Authorization: Bearer KEY`")
 

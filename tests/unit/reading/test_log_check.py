@@ -79,6 +79,25 @@ def test_replies_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("ids", [True, False])
+def test_the_logs_of_a_fork_and_of_the_conversation_that_it_leaves_have_any_order(first: bool, ids: bool) -> None:
+    fourth = new_id()
+    said = frozenset({"user"})
+    record = [
+        RecordedReply(FIRST, 12, (), said, required=True),
+        RecordedReply(SECOND, 7, (), said, required=True, parent=FIRST),
+        RecordedReply(THIRD, 5, (), said, required=True, parent=FIRST),
+        RecordedReply(fourth, 6, (), said, required=True, parent=SECOND),
+    ]
+    begins, *rest = [
+        [LogEntry("user"), LogEntry("assistant", f"chatcmpl-{reply.call_id}" if ids else "", reply.tokens)]
+        for reply in record
+    ]
+    forked, other = [*rest[0], *rest[2]], rest[1]
+    assert verdict([*begins, *forked, *other] if first else [*begins, *other, *forked], record)[0] == "match"
+
+
+@pytest.mark.parametrize("first", [True, False])
 def test_a_harness_that_runs_within_another_is_read_before_or_after_it(first: bool) -> None:
     outer = [RecordedReply(FIRST, 12, (handle(FIRST),), None, required=True)]
     inner = [RecordedReply(SECOND, 7, (), None, required=False)]
