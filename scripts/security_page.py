@@ -662,6 +662,17 @@ CONTROLS = (
         ("unit/harnesses/test_threads.py::test_who_blocks_its_own_loop_delays_nobody",
          "harnesses/test_harbor.py::test_harbor_reads_no_logs_without_an_end"),
     ),
+    Control(
+        "a judge that takes the word of a test runner, or whose tools ask nothing of the agent's, is `unprotected`",
+        ("security/test_judges_of_runners.py::test_what_a_test_runner_says_is_unprotected",
+         "security/test_judges_of_runners.py::test_test_runners_are_known_by_the_commands_that_start_them",
+         "security/test_judges_of_runners.py::test_a_judge_whose_tools_ask_nothing_of_the_agents_does_not_decide"),
+        "runners of other names, and those that a script of the agent's starts",
+    ),
+    Control(
+        "what bash computes for a judge, also in a mere assignment, has no value of the agent's",
+        ("security/test_judges_of_runners.py::test_what_is_counted_of_the_agents_is_not_known",),
+    ),
 )  # fmt: skip
 
 

@@ -83,6 +83,13 @@ TAKES_TEXT = frozenset(
     )
 )  # fmt: skip
 """Tools whose arguments are no paths, but for what `LOOKS_AT_ONE` says of `test`."""
+COMPARES = frozenset(("[", "[[", "expr", "test"))
+SAYS_NO = frozenset(
+    (*GREPS, "awk", "cmp", "comm", "diff", "join", "jq", "md5sum", "sed", "sha1sum", "sha256sum", "sum", "uniq", "wc")
+)
+"""Tools that may say no to what they read, or count it; as `sort -c` does."""
+LOOKS_AT_A_FILE = re.compile(r"-[b-hkprsuwxGLNOS]|-(nt|ot|ef)")
+"""Operators of `test`."""
 LOOKS_AT_ONE, LOOKS_AT_TWO = re.compile(r"-[a-hkprsuwxGLNOS]"), frozenset(("-nt", "-ot", "-ef"))
 PRINTS_ARGUMENTS = frozenset(("echo", "printf", "expr", "basename", "dirname", "realpath", "export", "local"))
 PRINTS_NAMES = frozenset(
@@ -243,16 +250,19 @@ class _Inputs:
         return head in TAKES_LINES and not operands(head, arguments)
 
 
-def followed(steps: Sequence[ShellStep], is_own: Callable[[str], bool], is_kept: Callable[[str], bool]) -> str:
-    """A word by which a text of the agent's names a file or folder of a command; "" if there is none. `is_own`: whether
-    a path is the judge's; `is_kept`: whether a file of the working copy is the task's, whatever an agent does."""
+def followed(
+    steps: Sequence[ShellStep], is_own: Callable[[str], bool], is_kept: Callable[[str], bool]
+) -> tuple[str, bool]:
+    """A word by which a text of the agent's names a file or folder of a command ("" if there is none), and whether a
+    tool that may say no gets what may be the agent's. `is_own`: whether a path is the judge's; `is_kept`: whether a
+    file of the working copy is the task's, whatever an agent does."""
     names = _Names(is_own, is_kept)
     for _ in range(PASSES):
-        before = dict(names.levels)
+        before, names.is_asked = dict(names.levels), False
         names.read(steps, NAMED)
         if names.levels == before:
             break
-    return names.followed
+    return names.followed, names.is_asked
 
 
 @dataclass(slots=True)
@@ -263,6 +273,7 @@ class _Names:
         default_factory=lambda: {"0": OWN, "BASH_SOURCE": OWN}
     )  # variables, files, functions
     followed: str = ""
+    is_asked: bool = False
     scope: str = ""
     functions: dict[str, ShellStep] = field(default_factory=dict)
 
@@ -410,6 +421,26 @@ class _Names:
                 for number, word in arguments:
                     self._check(word, places[number] * word.startswith("-"))
 
+    def _ask(
+        self,
+        head: str,
+        arguments: Sequence[tuple[int, str]],
+        values: Sequence[int],
+        contents: Sequence[int],
+        input_level: int,
+    ) -> None:
+        """Notes whether a tool may say no to something of the agent's: one that looks at the judge's own files, or at
+        an exit code, says the same whatever the agent did."""
+        words = [word for _, word in arguments]
+        if head in COMPARES:
+            looked_at = [two for one, two in pairwise(words) if LOOKS_AT_A_FILE.fullmatch(one)]
+            looked_at += [one for one, two in pairwise(words) if two in LOOKS_AT_TWO]
+            self.is_asked |= any(self._content(each, NAMED) == THEIRS for each in looked_at)
+        elif head in SAYS_NO or (head == "sort" and words[:1] == ["-c"]):
+            names = [found[1] for word in words for found in EXPANSION.finditer(SUBSTITUTION.sub("", word))]
+            unknown = any(name not in self.levels and not name.isdigit() for name in names)
+            self.is_asked |= unknown or THEIRS in (*values, *(contents or [input_level]))
+
     def _output(
         self,
         words: Sequence[str],
@@ -420,6 +451,7 @@ class _Names:
     ) -> int:
         head = words[0]
         contents = [self._content(word, input_level, at[number]) for number, word in operands(head, arguments)]
+        self._ask(head, arguments, values, contents, input_level)
         if head in ("cp", "mv", "ln", "tee"):
             for _, word in operands(head, arguments)[0 if head == "tee" else -1 :]:
                 self._write(word, input_level if head == "tee" else max([OWN, *contents[:-1]]))

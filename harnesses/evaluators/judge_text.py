@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rolltap.harnesses.base import Workspace
-from rolltap.harnesses.evaluators.judge_flow import followed, shares_input
+from rolltap.harnesses.evaluators.judge_flow import COMPARES, LOOKS_AT_A_FILE, followed, shares_input
+from rolltap.harnesses.evaluators.runners import runner_in
 from rolltap.harnesses.evaluators.shell_words import (
     AS_WRITTEN,
     ASSIGNMENT,
@@ -68,15 +70,6 @@ TOOLS = frozenset(
     )
 )
 """They run no other program, but for the options in `RUNS_A_FILE`."""
-DECIDES = frozenset(
-    (
-        *("[", "[[", "awk", "cmp", "comm", "diff", "egrep", "expr", "fgrep", "grep", "join", "jq", "md5sum", "sed"),
-        *("sha1sum", "sha256sum", "sort -c", "sum", "test", "uniq", "wc"),
-    )
-)
-"""Tools that may say no to what they read, or count it. A judge of others alone takes its verdict from the code that it
-judges: its exit code, or what it prints."""
-COMPARES = frozenset(("[", "[[", "expr", "test"))
 RUNS_A_FILE = re.compile(
     r"(sed|jq) (-[a-zA-Z]*f|--f)|jq (-L|--l|.*\b(import|include) *\")|awk (-[^vF]|.*(system|\||@))"
     r"|find -(exec|ok)|sort --co|split --f|(mapfile|readarray) -\w*C",
@@ -110,6 +103,8 @@ STARTS_MORE = re.compile(
     r"|zipimport|pkgutil|addsitedir|discover|doctest|logging\.config|unserialize|\bFunction\s*\(|\bvm\.|\bWorker\b|loadstring"
     r"|load_module|load_source|FileLoader|mainModule|\._load\b|use\s+lib|@INC|LOAD_PATH"
     r"|(?<![.\w$@%])(load|do|include|source)\s+([$@]|ARGV|ENV|File)"
+    r"|pytest\.(console_)?main|unittest\.main\(\s*(module\s*=\s*)?['\"]|loadTestsFromName|unpack_archive"
+    r"|tarfile[\s\S]{0,2000}\.extract(all)?\((?![^)\n]{0,200}filter)"
     r"|sympy|jinja|numexpr|get_type_hints|load_extension|load_model|from_pretrained|saved_model|jit\.load|read_hdf|readRDS"
     r"|\b(timeit|cProfile|profile|pdb|bdb|trace|code)\.\w+\(|\bqx\b|%x\W"
     r"|(open|IO\.\w+)\b[^;\n]{0,200}(['\"] {0,9}\| {0,9}[\w./]|[\w./] {0,9}\| {0,9}['\"])",
@@ -119,8 +114,6 @@ STARTS_MORE = re.compile(
 OWN_VALUES = re.compile(rf"[${BARE}](\{{?({VARIABLE}|PWD|HOME)\b\}}?|[?#!$0])")
 """Expansions whose value no file of the agent's decides."""
 STATUS = re.compile(rf"[${BARE}]\{{PIPESTATUS\[\d+\]\}}")
-LOOKS_AT_A_FILE = re.compile(r"-[b-hkprsuwxGLNOS]|-(nt|ot|ef)")
-"""Operators of `test`."""
 ARGUMENT = re.compile(rf"[${BARE}](\d|\{{\d+\}}|[@*])")
 COMPUTES = re.compile(
     rf"[${BARE}](\[|\{{!|\{{\w+(@|\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))"
@@ -157,10 +150,10 @@ class JudgeText:
     """`files`: of the task, below the working copy. `roots`: where its folders are in the judge's sandbox; `workdir`:
     the folder of these that the text begins in. `programs`: those files that the text starts. `unknown`: what it
     starts that may be the agent's, or why its text can't be parsed; "" if nothing. `only_tools`: it starts only tools
-    that read and write. `decides`: it starts something that may decide on what the code under evaluation did.
-    `shares_input`: the code may read lines that the text reads. `follows`: a word by which a text of the agent's names
-    a file of the judge's; "" if none does. `tools_are_known`: the task says that programs which it names without a path
-    only read."""
+    that read and write. `decides`: it starts something that may decide on what the code under evaluation did. `tests`:
+    the test runner that it starts by the helper; "" if none. `shares_input`: the code may read lines that the text
+    reads. `follows`: a word by which a text of the agent's names a file of the judge's; "" if none does.
+    `tools_are_known`: the task says that programs which it names without a path only read."""
 
     files: Collection[str]
     roots: Mapping[str, str]
@@ -169,6 +162,7 @@ class JudgeText:
     unknown: str = ""
     only_tools: bool = True
     decides: bool = False
+    tests: str = ""
     shares_input: bool = False
     follows: str = ""
     _functions: set[str] = field(default_factory=set)
@@ -203,7 +197,8 @@ class JudgeText:
         with suppress(ValueError):  # then it is unknown
             steps = steps_of(plain(text.replace("\\\n", "")))
             judge.shares_input = shares_input(steps)
-            judge.follows = followed(steps, judge.is_outside, lambda word: is_kept(judge.path_of(word)))
+            judge.follows, is_asked = followed(steps, judge.is_outside, lambda word: is_kept(judge.path_of(word)))
+            judge.decides |= is_asked
         return judge
 
     @property
@@ -213,7 +208,7 @@ class JudgeText:
     def _read(self, text: str) -> None:
         try:
             commands = list(commands_of(plain(text.replace("\\\n", ""))))
-            own = own_variables(commands)
+            own = own_variables(commands, self.is_outside)
             computed = [_computed(words) for words in commands]
             read = [[own.sub("", word) for word in words] for words in computed] if own else computed
             arguments = _arguments_of_functions(read)
@@ -253,9 +248,10 @@ class JudgeText:
         self.only_tools = self.only_tools and head in TOOLS
         is_inline = SHELL.fullmatch(head) is not None and any(re.fullmatch(r"-\w*c", each) for each in arguments)
         is_helper = head in (f"${VARIABLE}", f"${{{VARIABLE}}}")
-        has_a_say = head not in TOOLS or f"{head} {''.join(arguments[:1])}" in DECIDES or head in DECIDES
+        has_a_say = head not in TOOLS or (head in COMPARES and not any(map(LOOKS_AT_A_FILE.fullmatch, arguments)))
         self.decides = self.decides or (has_a_say and not (is_own or is_inline or is_helper))
         if is_helper:
+            self.tests = self.tests or runner_in(arguments)
             return
         if head in TOOLS:
             for each in arguments:
@@ -283,7 +279,7 @@ class JudgeText:
     def _read_expansions(self, words: Sequence[str]) -> None:
         """Notes a command in which a value would become a program, an option or an operator. `words`: as `plain`
         marks them; an unquoted `$(` ends the last one."""
-        words = without_what_is_before(words)
+        every, words = words, without_what_is_before(words)
         head, arguments = words[0], [OWN_VALUES.sub("", each) for each in words[1:]]
         paths = arguments[: arguments.index("--")] if "--" in arguments else arguments
         if head in TOOLS - PRINTS_ONLY and any(each.startswith(GLOB) for each in paths):
@@ -320,7 +316,7 @@ class JudgeText:
                 risky += expanded
         else:
             risky = []
-        risky += [word for word in words if COMPUTES.search(OWN_VALUES.sub("", word))]
+        risky += [word for word in every if COMPUTES.search(OWN_VALUES.sub("", word))]
         if risky:
             self._note(f"{head} {risky[0]}".translate(AS_WRITTEN))
 
@@ -440,23 +436,44 @@ def _options(arguments: Sequence[str], values_of: Mapping[str, int]) -> Iterator
             yield each
 
 
-def own_variables(commands: Iterable[Sequence[str]]) -> re.Pattern[str] | None:
-    """Matches the expansions of those variables that the text gives written-out values only; None if there are none."""
-    own, others = set[str](), set[str]()
+def own_variables(
+    commands: Iterable[Sequence[str]], is_outside: Callable[[str], bool] = lambda _: False
+) -> re.Pattern[str] | None:
+    """Matches the expansions of those variables that the text gives only written-out values, what bash computes of
+    these, or names of files outside the working copy; None if there are none."""
+    values, begun, others = defaultdict[str, list[str]](list), set[str](), set[str]()
     for words in filter(None, commands):
         if words[0] == "for" and words[2:3] == ["in"]:
-            (others if any(EXPANDS.search(each) or set(each) & set("*?[~") for each in words[3:]) else own).add(
-                words[1]
-            )
+            values[words[1]] += words[3:]
+            begun.add(words[1])
+            for each in words[3:]:
+                written = re.sub(rf"[${BARE}]\{{[^{{}}]*\}}", "", each)
+                begins = re.split(r"[*?[~]", written)[0]
+                is_own = begins == written or (written == each and is_outside(begins[: begins.rfind("/") + 1]))
+                others |= set() if is_own else {words[1]}
             continue
-        for word in words:
+        program = without_what_is_before(words)
+        assigning = words if program[0] in NAMES_VARIABLES else words[: len(words) - len(program) + (program == [""])]
+        for place, word in enumerate(words):
             name, mark, value = word.partition("=")
             if mark and ASSIGNMENT.fullmatch(word):
-                (others if EXPANDS.search(STATUS.sub("", value)) else own).add(name.removesuffix("+"))
+                values[name.removesuffix("+")].append(STATUS.sub("", value))
+                is_first = place < len(assigning) and not re.search(rf"\b{name}\b", value)  # not `n=$((n + 1))`
+                begun |= {name} if is_first else set()
             others.update(re.findall(r"\{(\w+):?=", word))
             others |= {word} if words[0] not in TOOLS - NAMES_VARIABLES else set()
-    names = "|".join(map(re.escape, sorted(own - others)))
-    return re.compile(rf"[${BARE}](\{{({names})\}}|({names})(?!\w))") if names else None
+    own = begun - others
+    while own:
+        names = "|".join(map(re.escape, sorted(own)))
+        counts = rf"\[(?:\b(?:{names}|\d+)\b|[-+*/%=<>!])+\]"
+        item = rf"\[(?:\d+|[@*]|[${BARE}]?(?:{names}))\]"
+        numbers = rf"[${BARE}](?:\{{!(?:{names})\[[@*]\]\}}|{counts})"
+        kept = {name for name in own if not any(EXPANDS.search(re.sub(numbers, "", each)) for each in values[name])}
+        if kept == own:
+            braced = rf"\{{#?(?:{names})(?:{item})?(?:[%#]{{1,2}}[^{{}}`${BARE}]*)?\}}"
+            return re.compile(rf"[${BARE}](?:{braced}|(?:{names})(?!\w))|{numbers}")
+        own = kept
+    return None
 
 
 def _arguments_of_functions(commands: Iterable[Sequence[str]]) -> Sequence[str]:
@@ -469,7 +486,7 @@ def _arguments_of_functions(commands: Iterable[Sequence[str]]) -> Sequence[str]:
 def _compares_own(words: Sequence[str], arguments: Sequence[str]) -> bool:
     """Whether a command compares nothing but what the judge itself knows: texts, exit codes, and variables of these."""
     words = without_what_is_before(words)
-    if words[0] not in COMPARES or any(map(LOOKS_AT_A_FILE.fullmatch, words)):
+    if words[0] not in COMPARES:
         return False
     if arguments and any(map(ARGUMENT.search, words)):
         words = [*(ARGUMENT.sub("", each) for each in words), *arguments]

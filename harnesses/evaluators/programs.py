@@ -52,6 +52,7 @@ NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
 NOT_NAMED = "its program does not name $ROLLTAP_SANDBOXED itself, so it ran among the agent's files"
 UNKNOWN = "its program starts without $ROLLTAP_SANDBOXED what may be the agent's: {}"
 UNDECIDED = "its verdict is what the code ends with or prints: nothing in its program decides on that"
+TESTS = "its program takes the word of a test runner ({}), which the code under evaluation can make say anything"
 SHARES_INPUT = "code that it runs can read the lines that its program reads: give it an input of its own (< /dev/null)"
 FOLLOWS = "it reads or writes what a text of the agent's names, which may be a file of its own: {}"
 REFERENCE = "code that it judges can read {}, which makes what is expected: keep that outside the working copy"
@@ -163,7 +164,7 @@ class JudgesCopy:
 @dataclass(frozen=True, slots=True)
 class JudgesPlace:
     """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`). `unknown`,
-    `only_tools`, `decides`, `shares_input`, `follows`: as in `JudgeText`.
+    `only_tools`, `decides`, `tests`, `shares_input`, `follows`: as in `JudgeText`.
     `reference`: as `reference_of` returns it, of the programs that the judge starts. `expectation`: as
     `changed_expectation` does."""
 
@@ -174,6 +175,7 @@ class JudgesPlace:
     unknown: str = ""
     only_tools: bool = False
     decides: bool = True
+    tests: str = ""
     shares_input: bool = False
     follows: str = ""
     reference: str = ""
@@ -192,6 +194,8 @@ class JudgesPlace:
             return SHARES_INPUT
         if self.reference:
             return REFERENCE.format(self.reference)
+        if self.tests and self.decides:
+            return TESTS.format(self.tests)
         return "" if self.decides else UNDECIDED
 
 
@@ -228,7 +232,7 @@ async def place_of(
     other = other or (await in_thread(copy.expectation) if takes else "")
     known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown, expectation=other)
     known = replace(known, only_tools=text.is_read_only, decides=text.decides, shares_input=text.shares_input)
-    return replace(known, follows=text.follows, reference=reference_of(text.programs)), about
+    return replace(known, tests=text.tests, follows=text.follows, reference=reference_of(text.programs)), about
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 ENDS = frozenset(("}", "done", "fi", "esac"))
 BEFORE = frozenset(("!", "if", "then", "elif", "else", "while", "until", "do", "{", "time", "exec", "command", "nohup"))
 WRAPPER = re.compile(r"(env|nice|timeout)")
-OF_THE_SYSTEM = re.compile(r"/(usr/(local/)?)?s?bin/(?=[\w.+-]+\Z)")
+OF_THE_SYSTEM = re.compile(r"\A/(usr/(local/)?)?s?bin/(?=[\w.+-]+\Z)")
 """The folders of programs that are the same ones without a path: `/usr/bin/make`."""
 OPTION = re.compile(r"-.*|[\d.]+[smh]?")
 ASSIGNMENT = re.compile(r"\w+\+?=.*", re.DOTALL)
@@ -30,7 +30,18 @@ DOCUMENT, GLOB = "\3", "\4"
 """Before the text of a here document, and a pattern of paths that begins a word."""
 AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", GLOB: ""})
 EXPANDS = re.compile(rf"[${BARE}]([\w({{\[@*]|\Z)|`")
+COUNTS = re.compile(r"\$\(\(((?:[\w \t+*/%-]|\$(?=[A-Za-z_]))+)\)\)")
+COUNTS_ALONE = re.compile(r"\(\(((?:[\w \t+*/%=<>!-]|\$(?=[A-Za-z_]))+)\)\)")
+"""What bash computes of numbers and variables; `plain` writes both as `$[...]`, the latter as the argument of `:`."""
+LIST = re.compile(r"(?<![^\s;])(\w+\+?)=\(([^()`$<>|&;\\]*)\)(?=[\s;]|\Z)")
+"""An array of written-out values; `plain` writes them as one text."""
+SPACES = re.compile(r"'\\[nt]'")
 BEGINS_A_GLOB = re.compile(r"[*?]|\[[^\s\[]")
+
+
+def counted(text: str) -> str:
+    """What bash computes, without spaces; with `?` between names without an operator, as a value may have one."""
+    return re.sub(r"[$ \t]", "", re.sub(r"(?<=\w)[$ \t]+(?=\w)", "?", text))
 
 
 def plain(text: str) -> str:
@@ -43,6 +54,12 @@ def plain(text: str) -> str:
             char = LITERAL if char == "$" else char
         elif text.startswith("\\$", at):
             char, step = LITERAL, 2
+        elif not quote and (values := LIST.match(text, at)):
+            char, step = f"{values[1]}={shlex.quote(values[2])}", len(values[0])
+        elif counts := COUNTS.match(text, at):
+            char, step = f"{'$' if quote else BARE}[{counted(counts[1])}]", len(counts[0])
+        elif not quote and char == "(" and (counts := COUNTS_ALONE.match(text, at)) and text[at - 1 : at] != "$":
+            char, step = f': "$[{counted(counts[1])}]"', len(counts[0])
         elif char == "\\":
             char, step = text[at : at + 2], 2
         elif quote:
@@ -50,6 +67,10 @@ def plain(text: str) -> str:
             if text.startswith("$(", at) and set("'\"\\") & set(text[at : text.find(")", at)]):
                 raise ValueError("a quotation in a quotation")
         elif char in "'\"":
+            if (spaces := SPACES.match(text, at)) and plain[-1:] == [BARE]:
+                plain[-1:] = ["'\t'" if "t" in spaces[0] else "'\n'"]
+                at += len(spaces[0])
+                continue
             if plain[-1:] == [BARE]:
                 raise ValueError(f"${char}")
             quote = char

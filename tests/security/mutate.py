@@ -271,6 +271,10 @@ MUTANTS = (
            "unit/harnesses/test_definitions.py::test_files_of_a_launch_replace_whatever_an_earlier_run_left"),
     Mutant(115, "harnesses/threads.py", "        return await on_loop(loop, work)\n", "        return await work()\n",
            "unit/harnesses/test_threads.py::test_who_blocks_its_own_loop_delays_nobody"),
+    Mutant(116, "harnesses/evaluators/programs.py", "if self.tests and self.decides:", "if False:",
+           "security/test_judges_of_runners.py::test_what_a_test_runner_says_is_unprotected"),
+    Mutant(117, "harnesses/evaluators/judge_text.py", "for word in every if COMPUTES", "for word in words if COMPUTES",
+           "security/test_judges_of_runners.py::test_what_is_counted_of_the_agents_is_not_known"),
 )  # fmt: skip
 
 

@@ -59,8 +59,8 @@ async def test_who_prints_every_answer_gets_nothing(
     try:
         (agents.folder / "calc.py").write_text(code)
         evidence = Evidence(Task("t", "Fix add."), Exit(Ending.DONE, 1.0, 0), agents, prepare, Limits(evaluate_s=120))
-        (score,) = (await CommandCheck(command).evaluate(evidence)).scores
-        assert score.value == worth
-        assert UNPROTECTED not in (score.detail or {})
+        verdict = await CommandCheck(command).evaluate(evidence)
+        assert verdict.scores[0].value == worth
+        assert UNPROTECTED not in verdict.detail
     finally:
         await agents.close()
