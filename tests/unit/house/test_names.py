@@ -40,7 +40,6 @@ SHORT = {
     "harnesses/agents/resumed_mini.py": "a release's own Python loads it",
     "harnesses/evaluators/python_child.py": "a process of its own, which imports little",
     "harnesses/evaluators/rewards.py": "most evaluators share it",
-    "harnesses/threads.py": "all rooms of harnesses share it",
     "ids.py": "the kernel's",
     "protocols/dialects.py": "a registry",
     "proxy/planes/read.py": "a section of a plane",
