@@ -112,7 +112,7 @@ class Relay:
         listener = await self._receive()
         server = await asyncio.start_server(self._carry, sock=listener, limit=CHUNK)
         try:
-            await server.serve_forever()
+            await asyncio.Event().wait()  # from Python 3.12 on, the end of `serve_forever` waits for the connections
         finally:
             self._ended = True
             server.close()
