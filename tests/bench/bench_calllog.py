@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ async def size(folder: Path, seed: int) -> dict[str, Any]:
     rows = await log.rows(session)
     assert rows[-1].prompt_ids.tolist() + rows[-1].call().output_ids.tolist() == long_session.context.tolist()
     await log.close()
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("VACUUM")
     database.close()
     stored = path.stat().st_size

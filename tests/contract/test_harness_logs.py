@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -147,7 +148,7 @@ RUNNING = {
 def test_a_database_that_would_run_sql_of_its_own_is_refused(left: Left, name: str) -> None:
     folder = left.home_folder / ".local/share/opencode"
     folder.mkdir(parents=True)
-    with sqlite3.connect(folder / "opencode.db") as database:
+    with closing(sqlite3.connect(folder / "opencode.db")) as database, database:
         database.executescript(
             "CREATE TABLE session (id text, parent_id text); CREATE TABLE part (id text, message_id text, data text);"
             f"{RUNNING[name]} INSERT INTO session VALUES ('s', NULL)"

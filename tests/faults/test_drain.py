@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ async def readiness(running: Service) -> tuple[int, str]:
 
 def completions(folder: Path) -> list[tuple[str, int]]:
     """Of each intent on record: its outcome, and the size of what was sampled."""
-    with sqlite3.connect(folder / "data" / "rolltap.db") as database:
+    with closing(sqlite3.connect(folder / "data" / "rolltap.db")) as database, database:
         return database.execute(
             "SELECT c.outcome, length(c.output_ids) "
             "FROM call_intents i LEFT JOIN call_completions c ON c.call_id = i.id"

@@ -11,6 +11,7 @@ import resource
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ GROWN_KB = 300 << 10
 def grown_database(path: Path) -> None:
     """A message that the query repeats for each of its parts."""
     path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.executescript(
             "CREATE TABLE session (id text, parent_id text); INSERT INTO session VALUES ('s', NULL);"
             "CREATE TABLE message (id text, session_id text, time_created integer, data text);"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -275,7 +276,7 @@ async def test_the_file_is_a_plain_sqlite_database(tmp_path: Path):
     await database.start(metadata)
     await put(database, "a", 1)
     await database.close()
-    with sqlite3.connect(tmp_path / "sub" / "it's 100%.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "sub" / "it's 100%.db")) as connection, connection:
         assert connection.execute("select * from things").fetchall() == [("a", 1)]
     connection.close()
 

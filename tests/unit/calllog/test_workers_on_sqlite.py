@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -92,7 +92,7 @@ def test_whoever_is_killed_nothing_acknowledged_is_lost_and_the_others_go_on(tmp
                 writer.kill()
                 writer.wait()
                 printed += out.read_text().splitlines()
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database, database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         rows = {row for (row,) in database.execute("SELECT id FROM written")}
         ((n,),) = database.execute("SELECT n FROM counter").fetchall()

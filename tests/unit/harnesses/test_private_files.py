@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def project(tmp_path: Path) -> Path:
     for name, text in (SECRETS | OWN).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    with sqlite3.connect(folder / "record.db") as store:
+    with closing(sqlite3.connect(folder / "record.db")) as store, store:
         store.execute("CREATE TABLE calls (prompt TEXT)")
         store.execute("INSERT INTO calls VALUES ('SECRET')")
     store.close()
