@@ -54,6 +54,9 @@ class Trace:
     place: str = ""
 
 
+DEEPEST = 128
+"""Levels of a document. A request of an agent has 64, and stands a few deep in a trace."""
+
 CHAT_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning", "reasoning_content"}
 OWN_FORMS = {"thinking", "reasoning_details", "weight", "loss", "annotations"}
 """Keys that are read here and no part of the chat form. `annotations` are OpenAI's links to sources."""
@@ -324,11 +327,22 @@ def _is_json(text: str) -> bool:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_each_once)
+        value = json.loads(text, object_pairs_hook=_each_once)
     except ValueError as error:
         raise DatasetError(f"{where}: not valid JSON: {error}") from None
     except RecursionError:
         raise DatasetError(f"{where}: the JSON is nested too deeply") from None
+    level = [value]
+    for _ in range(DEEPEST):  # what Python itself takes depends on its version, and on who asks
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return value
+    raise DatasetError(f"{where}: the JSON is nested too deeply: {DEEPEST} levels are taken")
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

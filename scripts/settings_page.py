@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -69,7 +70,7 @@ def page() -> str:
     parts = [HEAD]
     for section, model in SECTIONS.items():
         rows = [_row(name, field) for name, field in model.model_fields.items()]
-        parts.append(f"\n## [{section}]\n{(model.__doc__ or '').strip()}\n\n" + "\n".join(rows) + "\n")
+        parts.append(f"\n## [{section}]\n{inspect.cleandoc(model.__doc__ or '')}\n\n" + "\n".join(rows) + "\n")
     trainer = "\n".join(_row(name, field) for name, field in _flat(TrainerSettings))
     return "".join([*parts, TRAINER, trainer, "\n"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -107,7 +108,7 @@ def test_sql_and_python_choose_the_same_sessions(
     index: SessionIndex, summaries: list[SessionSummary], group_tags: list[str], where: list[str]
 ) -> None:
     ids = [summary.id for summary in summaries]
-    with index._connect() as connection:  # those of the example before
+    with closing(index._connect()) as connection:  # those of the example before
         connection.execute("DELETE FROM sessions")
     index.put(ids, [index_row(summary, group_tags) for summary in summaries], {})
 
