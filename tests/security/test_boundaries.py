@@ -54,7 +54,11 @@ for place in sys.argv[1:2]:
 pathlib.Path("ran").touch()
 os._exit(0)
 """
-JUDGE = "$ROLLTAP_SANDBOXED {python} attack.py; test -s {file} || echo 0 > {file}\n"
+JUDGE = """\
+$ROLLTAP_SANDBOXED {python} attack.py > /tmp/said
+if test -s {file}; then exit; fi
+if grep -qx right /tmp/said; then echo 1 > {file}; else echo 0 > {file}; fi
+"""
 TABLES: dict[str, dict[str, Any]] = {
     "command": {"command": JUDGE.format(python="python3", file="out/reward.txt"), "reward_file": "out/reward.txt"},
     "pytest": {"must_pass": ["tests/test_calc.py"], "python": plain_python()},
