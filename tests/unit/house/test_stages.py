@@ -259,7 +259,7 @@ stages.CORE = (
     stages.Command("too late", ("sleep", "60")),
 )
 stages.LONG = ()
-stages.CORE_END_S = 4.0
+stages.CORE_END_S = 10.0  # pytest has begun by then on a machine that is busy, too
 stages.read_passed = dict
 print(stages.run_tier(limited=True))
 """
