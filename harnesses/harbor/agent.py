@@ -165,9 +165,9 @@ class CapturedAgent(BaseAgent):
         if self._inner is None or self.session is None or self._trajectory is None:
             return
         left = LeftFiles(self.logs_dir)  # the agent may have written them, and its processes may still run
-        if self._context.is_empty() and (size := _bytes_below(left)) > LARGEST_LOGS:
-            self.logger.warning("the agent's logs have %d MB: Harbor does not read them", size >> 20)
-            self._context.model_usage = {}  # or Harbor looks for it in them
+        if _bytes_below(left) > LARGEST_LOGS:
+            self.logger.warning("the agent's logs have over %d MB: Harbor does not read them", LARGEST_LOGS >> 20)
+            self._context.model_usage = self._context.model_usage or {}  # or Harbor looks for it in them
         elif self._context.is_empty():
             self._inner.populate_context_post_run(self._context)
         for name in AgentContext.model_fields:
